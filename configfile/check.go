@@ -3,6 +3,7 @@ package configfile
 import (
 	"encoding"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -142,9 +143,7 @@ func fieldsOf(t reflect.Type) map[string]reflect.Type {
 				inner = inner.Elem()
 			}
 			if inner.Kind() == reflect.Struct {
-				for name, kind := range fieldsOf(inner) {
-					fields[name] = kind
-				}
+				maps.Copy(fields, fieldsOf(inner))
 			}
 			continue
 		}

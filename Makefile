@@ -1,0 +1,32 @@
+# Every target is one line that calls go or a script; `make` alone lists them.
+.DEFAULT_GOAL := help
+export CGO_ENABLED ?= 0
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-14s %s\n", $$1, $$2}' Makefile
+build: ## build hearth, hearth-agent and hearth-router into bin/
+	go build -o bin/ ./cmd/...
+demo: build ## two nodes, four simulated engines and the router, until Ctrl-C
+	bin/hearth up
+demo-check: build ## the main job, headless; ends with one line of JSON
+	bin/hearth up --check
+demo-real: build ## real weights and llama-server, headless; needs python3 with venv
+	scripts/demo-real
+test: ## every test but test/outside; no root, no network, no C compiler
+	go test ./...
+race: ## the tests under the race detector, long ones shortened; needs a C compiler
+	CGO_ENABLED=1 go test -race -short ./...
+lint: ## go vet and golangci-lint, with the import law
+	scripts/lint
+generate: ## generate the report's Go types from its .proto
+	go tool -modfile=tools/go.mod buf generate
+bench: build ## measure router and weights; writes docs/bench and README's tables
+	scripts/bench
+fuzz: ## run every fuzz target for FUZZTIME (default 60s)
+	scripts/fuzz
+outside-deps: ## install the programs that test/outside runs, at their pinned versions
+	scripts/outside-deps
+outside-fast: build outside-deps ## outside programs against the real binaries, the fast part
+	go test -count=1 -timeout 15m -tags outside -run Fast ./test/outside/...
+
+.PHONY: help build demo demo-check demo-real test race lint generate bench fuzz outside-deps outside-fast
