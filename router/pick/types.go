@@ -56,9 +56,16 @@ type Candidate struct {
 	Suspended bool
 	// MatchedBlocks counts leading keys of the request this endpoint holds.
 	MatchedBlocks int
+	// HeldBlocks is the size of the endpoint's prefix memory in blocks; cold
+	// prefixes go where less is held.
+	HeldBlocks int
 	// Load the node reported, and its age. A stale report lowers confidence in
 	// Running, Waiting and KVUsage; it never removes the endpoint.
 	Running, Waiting int
+	// InFlightAtReport is the most this router had in flight there while the
+	// report was made: that part of Running and Waiting is its own, and InFlight
+	// says better what became of it.
+	InFlightAtReport int
 	MaxRunning       int // 0 = unknown
 	KVUsage          float64
 	LoadAge          time.Duration
