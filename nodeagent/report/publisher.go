@@ -51,7 +51,7 @@ var _ NodeReportServer = (*Publisher)(nil)
 
 // NewPublisher makes a Publisher with empty state at sequence 1.
 func NewPublisher(opts PublisherOptions) (*Publisher, error) {
-	if opts.Node == "" || len(opts.Node) > MaxTextBytes || opts.Epoch == 0 {
+	if opts.Node == "" || !textsFit(opts.Node) || opts.Epoch == 0 {
 		return nil, fmt.Errorf("make publisher: %w: node %.64q, epoch %d", ErrInvalid, opts.Node, opts.Epoch)
 	}
 	if opts.Log == nil {
@@ -83,7 +83,7 @@ func (p *Publisher) Seq() uint64 {
 // state as it was; setting equal objects again is no change.
 func (p *Publisher) SetArtifacts(artifacts []*Artifact) error {
 	for i, a := range artifacts {
-		if len(a.GetDetail()) > MaxTextBytes {
+		if !textsFit(a.GetDetail()) {
 			cut := proto.CloneOf(a)
 			cut.Detail = cutText(cut.Detail)
 			artifacts = slices.Clone(artifacts)

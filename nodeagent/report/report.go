@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
@@ -86,7 +87,7 @@ func check(r *Report) error {
 		return fmt.Errorf("read report: %w: version is 0", ErrInvalid)
 	case r.Epoch == 0 || r.Seq == 0:
 		return fmt.Errorf("read report: %w: epoch %d, sequence %d", ErrInvalid, r.Epoch, r.Seq)
-	case r.Node == "" || len(r.Node) > MaxTextBytes:
+	case r.Node == "" || !textsFit(r.Node):
 		return fmt.Errorf("read report: %w: node name of %d bytes", ErrInvalid, len(r.Node))
 	case r.Snapshot && len(r.GoneArtifacts)+len(r.GoneEndpoints)+len(r.GoneDevices) > 0:
 		return fmt.Errorf("read report: %w: a snapshot with gone keys", ErrInvalid)
@@ -120,7 +121,7 @@ func checkAll[T proto.Message](objects []T, limit int, key func(T) string, one f
 	seen := make(map[string]bool, len(objects))
 	for _, o := range objects {
 		k := key(o)
-		if k == "" || len(k) > MaxTextBytes || seen[k] || !one(o) {
+		if k == "" || !textsFit(k) || seen[k] || !one(o) {
 			return fmt.Errorf("read report: %w: bad or repeated object %.64q", ErrInvalid, k)
 		}
 		seen[k] = true
@@ -153,7 +154,7 @@ func checkDevice(d *Device) bool {
 
 func textsFit(texts ...string) bool {
 	for _, t := range texts {
-		if len(t) > MaxTextBytes {
+		if len(t) > MaxTextBytes || !utf8.ValidString(t) {
 			return false
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"google.golang.org/grpc"
 )
@@ -172,13 +171,10 @@ func room[T any](present map[string]T, changed []T, gone []string, key func(T) s
 	return after
 }
 
-// cutText shortens a text to MaxTextBytes without breaking a character.
+// cutText shortens a text to MaxTextBytes of valid UTF-8.
 func cutText(s string) string {
 	if len(s) > MaxTextBytes {
 		s = s[:MaxTextBytes]
-		for len(s) > 0 && !utf8.ValidString(s[max(0, len(s)-utf8.UTFMax):]) && !utf8.RuneStart(s[len(s)-1]) {
-			s = s[:len(s)-1]
-		}
 	}
 	return strings.ToValidUTF8(s, "?")
 }
