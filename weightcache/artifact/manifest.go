@@ -1,0 +1,203 @@
+package artifact
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ManifestVersion is the version this code writes. It reads this one and the
+// one before (there is none before 1); a newer one is refused.
+const ManifestVersion = 1
+
+// MaxManifestBytes is the longest encoded manifest in bytes: 256 MiB.
+const MaxManifestBytes = 256 << 20
+
+// Manifest is the immutable answer to "what does this ref mean": a set of
+// files with their digests. Only the files' content lines are under Digest;
+// everything else stands beside it.
+type Manifest struct {
+	Version int    `json:"version"`
+	Digest  Digest `json:"digest"`
+	Ref     Ref    `json:"ref"`
+	Source  string `json:"source"`
+	Commit  string `json:"commit"`
+	// Files are sorted by Path; every SHA256 is set.
+	Files []File `json:"files"`
+	// Chunks holds, by the file's SHA256 in hex, the chunk list of each file
+	// for which it is known; see Chunker.
+	Chunks map[string][]Digest `json:"chunks,omitempty"`
+}
+
+// ErrNewer is wrapped where stored bytes have a version this code does not
+// know; such bytes are left untouched.
+var ErrNewer = fmt.Errorf("%w: written by a newer version", ErrInvalid)
+
+// ComputeDigest is SHA-256 over one line "<sha256 hex> <size> <path>\n" per
+// file, the lines sorted bytewise.
+func ComputeDigest(files []File) Digest {
+	lines := make([]string, len(files))
+	for i, f := range files {
+		lines[i] = f.SHA256.String() + " " + strconv.FormatInt(f.Size, 10) + " " + f.Path + "\n"
+	}
+	slices.Sort(lines)
+	h := sha256.New()
+	for _, line := range lines {
+		_, _ = io.WriteString(h, line)
+	}
+	return Digest(h.Sum(nil))
+}
+
+// NewManifest makes a manifest from a listing whose files all have a SHA256,
+// derives kinds and computes the digest. Errors wrap ErrInvalid.
+func NewManifest(l *Listing) (*Manifest, error) {
+	m := &Manifest{
+		Version: ManifestVersion, Ref: l.Ref, Source: l.Source, Commit: l.Commit,
+		Files: slices.Clone(l.Files),
+	}
+	for i := range m.Files {
+		m.Files[i].Kind = KindOf(m.Files[i].Path)
+	}
+	slices.SortFunc(m.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
+	m.Digest = ComputeDigest(m.Files)
+	if err := m.Check(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Size is the sum of all files' lengths in bytes.
+func (m *Manifest) Size() int64 {
+	var n int64
+	for _, f := range m.Files {
+		n += f.Size
+	}
+	return n
+}
+
+// File finds a file by path.
+func (m *Manifest) File(p string) (File, bool) {
+	i, found := slices.BinarySearchFunc(m.Files, p, func(f File, p string) int { return strings.Compare(f.Path, p) })
+	if !found {
+		return File{}, false
+	}
+	return m.Files[i], true
+}
+
+// Listing gives back what a source needs to open the files.
+func (m *Manifest) Listing() *Listing {
+	return &Listing{Ref: m.Ref, Source: m.Source, Commit: m.Commit, Files: m.Files}
+}
+
+// Check validates everything about a manifest, including that Digest is that
+// of the files. Errors wrap ErrInvalid.
+func (m *Manifest) Check() error {
+	if m.Version > ManifestVersion {
+		return fmt.Errorf("check manifest: %w: version %d, this code knows %d", ErrNewer, m.Version, ManifestVersion)
+	}
+	if m.Version < 1 {
+		return fmt.Errorf("check manifest: %w: version %d", ErrInvalid, m.Version)
+	}
+	if _, err := ParseRef(m.Ref.String()); err != nil {
+		return fmt.Errorf("check manifest: %w", err)
+	}
+	if err := ValidCommit(m.Commit); err != nil {
+		return err
+	}
+	if len(m.Source) > MaxSegmentBytes {
+		return fmt.Errorf("check manifest: %w: source name longer than %d bytes", ErrInvalid, MaxSegmentBytes)
+	}
+	if err := CheckFiles(m.Files, true); err != nil {
+		return err
+	}
+	sizes := make(map[string]int64, len(m.Files))
+	for _, f := range m.Files {
+		if f.Kind != KindOf(f.Path) {
+			return fmt.Errorf("check file %q: %w: kind %.20q, want %q", f.Path, ErrInvalid, f.Kind, KindOf(f.Path))
+		}
+		hex := f.SHA256.String()
+		if size, seen := sizes[hex]; seen && size != f.Size {
+			return fmt.Errorf("check file %q: %w: one digest with two sizes", f.Path, ErrInvalid)
+		}
+		sizes[hex] = f.Size
+	}
+	if got := ComputeDigest(m.Files); got != m.Digest {
+		return fmt.Errorf("check manifest: %w: digest is %s, its files give %s", ErrInvalid, m.Digest.Short(), got.Short())
+	}
+	for hex, chunks := range m.Chunks {
+		size, found := sizes[hex]
+		if !found {
+			return fmt.Errorf("check manifest: %w: chunks of a file %.64q that it does not list", ErrInvalid, hex)
+		}
+		if want := ChunkCount(size); len(chunks) != want {
+			return fmt.Errorf("check manifest: %w: %d chunks for file %s, want %d", ErrInvalid, len(chunks), hex, want)
+		}
+		if chunks[len(chunks)-1].String() != hex {
+			return fmt.Errorf("check manifest: %w: chunk list of file %s ends in another digest", ErrInvalid, hex)
+		}
+	}
+	return nil
+}
+
+// ValidCommit accepts what may name a commit: 1 to 128 lower-case hex digits.
+func ValidCommit(commit string) error {
+	if len(commit) > 128 || commit == "" || !isHex(commit, len(commit)) {
+		return fmt.Errorf("check commit %.140q: %w: want lower-case hex digits", commit, ErrInvalid)
+	}
+	return nil
+}
+
+// Encode gives the stored form: indented JSON with a final newline.
+func (m *Manifest) Encode() ([]byte, error) {
+	if err := m.Check(); err != nil {
+		return nil, fmt.Errorf("encode manifest: %w", err)
+	}
+	data, err := json.MarshalIndent(m, "", " ")
+	if err != nil {
+		return nil, fmt.Errorf("encode manifest: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+// DecodeManifest reads the stored form strictly: unknown fields, trailing
+// bytes and anything Check refuses are errors that wrap ErrInvalid; a version
+// newer than ManifestVersion gives ErrNewer whatever else it holds.
+func DecodeManifest(data []byte) (*Manifest, error) {
+	if len(data) > MaxManifestBytes {
+		return nil, fmt.Errorf("decode manifest: %w: longer than %d bytes", ErrInvalid, MaxManifestBytes)
+	}
+	var version struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &version); err != nil {
+		return nil, fmt.Errorf("decode manifest: %w: %w", ErrInvalid, err)
+	}
+	if version.Version > ManifestVersion {
+		return nil, fmt.Errorf("decode manifest: %w: version %d, this code knows %d", ErrNewer, version.Version, ManifestVersion)
+	}
+	m := new(Manifest)
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(m); err != nil {
+		return nil, fmt.Errorf("decode manifest: %w: %w", ErrInvalid, err)
+	}
+	if err := m.Check(); err != nil {
+		return nil, fmt.Errorf("decode manifest: %w", err)
+	}
+	return m, nil
+}
+
+// HubName splits a hub ref's name for the folder of a hub cache:
+// "models--org--name". It is empty for other schemes.
+func (r Ref) HubName() string {
+	if r.Scheme != SchemeHub {
+		return ""
+	}
+	return "models--" + strings.ReplaceAll(path.Clean(r.Name), "/", "--")
+}
