@@ -64,7 +64,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 
 // abort breaks the connection off, so that the client sees no clean end.
 func abort() {
-	panic(http.ErrAbortHandler)
+	panic(http.ErrAbortHandler) //nolint:forbidigo // the only way net/http offers to break a connection off
 }
 
 // decode reads a bounded JSON body into v and checks the model it names.
