@@ -39,6 +39,10 @@ var (
 	ErrProtocol     = errors.New("bad answer")       // malformed or hostile answer: final
 )
 
+// ErrNoRevision is the ErrNotFound of a repository that exists without the
+// revision asked for.
+var ErrNoRevision = fmt.Errorf("revision %w", ErrNotFound)
+
 // Error is a failed call to a source. It never holds a credential.
 type Error struct {
 	Source     string        // configured name

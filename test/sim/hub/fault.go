@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"maps"
 	"net/http"
 	"strings"
 )
@@ -84,9 +85,7 @@ func (f *Fault) apply(w http.ResponseWriter) bool {
 	if f.Drop {
 		panic(http.ErrAbortHandler)
 	}
-	for k, vs := range f.Header {
-		w.Header()[k] = vs
-	}
+	maps.Copy(w.Header(), f.Header)
 	if f.Status == 0 {
 		return false
 	}

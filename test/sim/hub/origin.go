@@ -12,6 +12,7 @@ package hub
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -116,11 +117,7 @@ func (o *Origin) FileBytes(name string) int64 {
 func (o *Origin) Routes() map[string]int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out := make(map[string]int64, len(o.routes))
-	for k, v := range o.routes {
-		out[k] = v
-	}
-	return out
+	return maps.Clone(o.routes)
 }
 
 func (o *Origin) countRoute(name string) {

@@ -1,7 +1,7 @@
 package hub
 
 import (
-	"crypto/sha1" //nolint:gosec // git names its objects by SHA-1
+	"crypto/sha1" // git names its objects by SHA-1
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -102,7 +102,7 @@ func (c *hashCache) of(file string, info fs.FileInfo) (hashes, error) {
 		return hashes{}, fmt.Errorf("hash file: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	wide, git := sha256.New(), sha1.New() //nolint:gosec // git names its objects by SHA-1
+	wide, git := sha256.New(), sha1.New() // git names its objects by SHA-1
 	_, _ = fmt.Fprintf(git, "blob %d\x00", info.Size())
 	dst := io.Writer(wide)
 	if !isLFS(file, info.Size()) {
@@ -185,7 +185,7 @@ func (o *Origin) scan(dir string) (*commit, error) {
 		return nil, err
 	}
 	sort.Slice(c.files, func(i, j int) bool { return c.files[i].path < c.files[j].path })
-	sum := sha1.New() //nolint:gosec // commit ids are 40 hex digits
+	sum := sha1.New() // commit ids are 40 hex digits
 	for _, e := range c.files {
 		_, _ = fmt.Fprintf(sum, "%s %d %s\n", e.sha256, e.size, e.path)
 	}
@@ -231,6 +231,6 @@ var tagName = regexp.MustCompile(`^v[0-9]`)
 
 // gitID is the git blob id of a text.
 func gitID(text string) string {
-	sum := sha1.Sum([]byte(fmt.Sprintf("blob %d\x00%s", len(text), text))) //nolint:gosec // git names its objects by SHA-1
+	sum := sha1.Sum(fmt.Appendf(nil, "blob %d\x00%s", len(text), text)) // git names its objects by SHA-1
 	return hex.EncodeToString(sum[:])
 }
