@@ -26,7 +26,7 @@ const (
 type Outcome struct {
 	Failure Failure
 	// Usage says that the engine reported the counts below.
-	Usage                                         bool
+	Usage                                        bool
 	PromptTokens, CachedTokens, CompletionTokens int
 	// TTFT is the time from sending the request to the first byte of content, 0
 	// where none came.

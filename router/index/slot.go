@@ -1,0 +1,266 @@
+package index
+
+import (
+	"math/bits"
+	"sync"
+)
+
+const (
+	maxSlotBlocks = 1 << 28
+	// insertRun is how many keys one hold of a slot's lock inserts, so that a
+	// long prompt does not delay those who match.
+	insertRun = 64
+	none      = ^uint32(0)
+)
+
+// Slot is one endpoint's prefix memory. A key is held only together with all
+// keys before it, since a key is never more recent than the one before it and
+// the least recent goes first; Match relies on that.
+type Slot struct {
+	mu       sync.Mutex
+	capacity int      // blocks; guarded by mu
+	entries  []entry  // nil until the first insert; guarded by mu
+	table    []uint32 // entry index + 1 by hash, 0 = empty; guarded by mu
+	shift    uint8    // 64 - log2(len(table)); guarded by mu
+	newest   uint32   // guarded by mu
+	oldest   uint32   // guarded by mu
+}
+
+// entry is a held block in the list from the newest to the oldest.
+type entry struct {
+	key          uint64
+	newer, older uint32
+}
+
+// Len is the number of blocks held.
+func (s *Slot) Len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.entries)
+}
+
+// Cap is the number of blocks that the slot may hold now.
+func (s *Slot) Cap() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.capacity
+}
+
+// Match counts the leading keys held, in O(log n) look-ups. It does not count
+// as a use.
+func (s *Slot) Match(keys []uint64, salt uint64) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(keys) == 0 || len(s.entries) == 0 || s.findLocked(salted(keys[0], salt)) == none {
+		return 0
+	}
+	// keys[held-1] is held and keys[missing], if there is one, is not.
+	held, missing := 1, len(keys)
+	for step := 1; held < missing; step *= 2 {
+		probe := min(held+step, missing) - 1
+		if s.findLocked(salted(keys[probe], salt)) == none {
+			missing = probe
+			break
+		}
+		held = probe + 1
+	}
+	for held < missing {
+		probe := held + (missing-held)/2
+		if s.findLocked(salted(keys[probe], salt)) == none {
+			missing = probe
+		} else {
+			held = probe + 1
+		}
+	}
+	return held
+}
+
+// salted makes a target's own key of a request's key, so that one prompt for
+// two models is two prefixes.
+func salted(key, salt uint64) uint64 {
+	x := (key ^ salt) * 0x9e3779b97f4a7c15
+	return x ^ x>>32
+}
+
+// insert holds the lock for insertRun keys at a time. Where another insert
+// drove the last key out in between it stops.
+func (s *Slot) insert(keys []uint64, salt uint64) {
+	for start := 0; start < len(keys); start += insertRun {
+		if !s.insertSome(keys, salt, start, min(start+insertRun, len(keys))) {
+			return
+		}
+	}
+}
+
+func (s *Slot) insertSome(keys []uint64, salt uint64, start, end int) (more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.capacity == 0 {
+		return false
+	}
+	if s.table == nil {
+		s.allocateLocked()
+	}
+	at := none // the entry of the key before, none = the list's head
+	if start > 0 {
+		if at = s.findLocked(salted(keys[start-1], salt)); at == none {
+			return false
+		}
+	}
+	// The first look-up of each key is made for all of them at once: the loads
+	// do not depend on each other, so that the processor waits for memory once.
+	var run [insertRun]struct {
+		key   uint64
+		first uint32
+	}
+	for i, k := range keys[start:end] {
+		key := salted(k, salt)
+		run[i].key, run[i].first = key, s.table[s.homeLocked(key)]
+	}
+	for i := range end - start {
+		key, found := run[i].key, none
+		if j := run[i].first; j != 0 && s.entries[j-1].key == key {
+			found = j - 1
+		} else {
+			found = s.findLocked(key)
+		}
+		switch {
+		case found == none && len(s.entries) < s.capacity:
+			found = uint32(len(s.entries))
+			s.entries = append(s.entries, entry{key: key, newer: none, older: none})
+			s.placeLocked(key, found)
+		case found == none:
+			if s.oldest == at {
+				return false // the rest of the prompt does not fit
+			}
+			found = s.oldest
+			s.unlinkLocked(found)
+			s.eraseLocked(s.entries[found].key)
+			s.entries[found].key = key
+			s.placeLocked(key, found)
+		case found == at:
+			continue // the same key twice in a row
+		default:
+			s.unlinkLocked(found)
+		}
+		s.linkLocked(found, at)
+		at = found
+	}
+	return true
+}
+
+func (s *Slot) clear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries, s.table = nil, nil
+}
+
+// resize changes the capacity and keeps the most recent blocks that fit.
+func (s *Slot) resize(capacity int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if capacity == s.capacity {
+		return
+	}
+	s.capacity = capacity
+	old, at := s.entries, s.newest
+	s.entries, s.table = nil, nil
+	if len(old) == 0 || capacity == 0 {
+		return
+	}
+	s.allocateLocked()
+	for last := none; at != none && len(s.entries) < capacity; at = old[at].older {
+		i := uint32(len(s.entries))
+		s.entries = append(s.entries, entry{key: old[at].key, newer: none, older: none})
+		s.placeLocked(old[at].key, i)
+		s.linkLocked(i, last)
+		last = i
+	}
+}
+
+// allocateLocked takes all the memory of the slot's capacity at once: no
+// insert pays for growth, and pages not yet used cost nothing.
+func (s *Slot) allocateLocked() {
+	size := max(bits.Len(uint(s.capacity+s.capacity/4)), 3) // load between 0.4 and 0.8
+	s.entries = make([]entry, 0, s.capacity)
+	s.table = make([]uint32, 1<<size)
+	s.shift = uint8(64 - size)
+	s.newest, s.oldest = none, none
+}
+
+func (s *Slot) homeLocked(key uint64) uint32 {
+	return uint32(key * 0xd6e8feb86659fd93 >> s.shift)
+}
+
+func (s *Slot) findLocked(key uint64) uint32 {
+	if len(s.table) == 0 {
+		return none
+	}
+	mask := uint32(len(s.table) - 1)
+	for at := s.homeLocked(key); s.table[at] != 0; at = (at + 1) & mask {
+		if i := s.table[at] - 1; s.entries[i].key == key {
+			return i
+		}
+	}
+	return none
+}
+
+// placeLocked enters a key that the table lacks. The table has room, since it
+// is larger than the capacity.
+func (s *Slot) placeLocked(key uint64, i uint32) {
+	mask := uint32(len(s.table) - 1)
+	at := s.homeLocked(key)
+	for s.table[at] != 0 {
+		at = (at + 1) & mask
+	}
+	s.table[at] = i + 1
+}
+
+// eraseLocked takes a key out of the table and moves back what it had pushed
+// on, so that no search meets a hole.
+func (s *Slot) eraseLocked(key uint64) {
+	mask := uint32(len(s.table) - 1)
+	at := s.homeLocked(key)
+	for s.table[at] != 0 && s.entries[s.table[at]-1].key != key {
+		at = (at + 1) & mask
+	}
+	for next := (at + 1) & mask; s.table[next] != 0; next = (next + 1) & mask {
+		home := s.homeLocked(s.entries[s.table[next]-1].key)
+		if (next-home)&mask >= (next-at)&mask {
+			s.table[at] = s.table[next]
+			at = next
+		}
+	}
+	s.table[at] = 0
+}
+
+// linkLocked puts an unlinked entry right after the entry at, or first.
+func (s *Slot) linkLocked(i, at uint32) {
+	e := &s.entries[i]
+	if e.newer = at; at == none {
+		e.older = s.newest
+		s.newest = i
+	} else {
+		e.older = s.entries[at].older
+		s.entries[at].older = i
+	}
+	if e.older == none {
+		s.oldest = i
+	} else {
+		s.entries[e.older].newer = i
+	}
+}
+
+func (s *Slot) unlinkLocked(i uint32) {
+	e := s.entries[i]
+	if e.newer == none {
+		s.newest = e.older
+	} else {
+		s.entries[e.newer].older = e.older
+	}
+	if e.older == none {
+		s.oldest = e.newer
+	} else {
+		s.entries[e.older].newer = e.newer
+	}
+}
