@@ -1,0 +1,72 @@
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hearth-dev/hearth/durable"
+	"github.com/hearth-dev/hearth/test/sim/hub"
+	"github.com/hearth-dev/hearth/units"
+)
+
+// modelVersion is part of the name of a generated model, so that a change of
+// the generator makes new ones.
+const modelVersion = 1
+
+// GeneratedModel returns a directory that holds a generated model, making it
+// at first use and keeping it in the user's cache directory (or temp, where
+// there is none), one per size and seed. Two callers at once wait for each
+// other.
+func GeneratedModel(ctx context.Context, size units.Bytes, seed uint64) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	cache = filepath.Join(cache, "hearth", "models")
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		return "", fmt.Errorf("make model cache: %w", err)
+	}
+	name := fmt.Sprintf("v%d-%d-%d", modelVersion, size, seed)
+	lock, err := waitLock(ctx, filepath.Join(cache, name+".lock"))
+	if err != nil {
+		return "", fmt.Errorf("lock model cache: %w", err)
+	}
+	defer func() { _ = lock.Close() }()
+	dir := filepath.Join(cache, name)
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	fresh := dir + ".new"
+	if err := os.RemoveAll(fresh); err != nil {
+		return "", fmt.Errorf("clear unfinished model: %w", err)
+	}
+	if err := hub.WriteModel(fresh, hub.ModelOptions{Size: size, Shards: 4, Seed: seed}); err != nil {
+		return "", fmt.Errorf("generate model: %w", err)
+	}
+	if err := durable.OS.Rename(fresh, dir); err != nil {
+		return "", fmt.Errorf("publish generated model: %w", err)
+	}
+	return dir, nil
+}
+
+// waitLock takes a lock, waiting while another process has it.
+func waitLock(ctx context.Context, path string) (io.Closer, error) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		lock, err := durable.Lock(path)
+		if !errors.Is(err, durable.ErrLocked) {
+			return lock, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
