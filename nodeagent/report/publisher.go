@@ -90,12 +90,16 @@ func (p *Publisher) SetArtifacts(artifacts []*Artifact) error {
 			artifacts[i] = cut
 		}
 	}
-	return p.set(&Report{Artifacts: artifacts}, func(delta *Report) { setAll(p.artifacts, artifacts, artifactKey, &delta.Artifacts, &delta.GoneArtifacts) })
+	return p.set(&Report{Artifacts: artifacts}, func(delta *Report) {
+		setAll(p.artifacts, artifacts, artifactKey, &delta.Artifacts, &delta.GoneArtifacts)
+	})
 }
 
 // SetEndpoints replaces the endpoints of the node, on the terms of SetArtifacts.
 func (p *Publisher) SetEndpoints(endpoints []*Endpoint) error {
-	return p.set(&Report{Endpoints: endpoints}, func(delta *Report) { setAll(p.endpoints, endpoints, endpointKey, &delta.Endpoints, &delta.GoneEndpoints) })
+	return p.set(&Report{Endpoints: endpoints}, func(delta *Report) {
+		setAll(p.endpoints, endpoints, endpointKey, &delta.Endpoints, &delta.GoneEndpoints)
+	})
 }
 
 // SetDevices replaces the devices of the node, on the terms of SetArtifacts.
