@@ -1,0 +1,114 @@
+package tidy
+
+import (
+	"bytes"
+	"go/ast"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestNoTestSleepsOrSkips(t *testing.T) {
+	t.Parallel()
+	for _, s := range goFiles(t) {
+		if !s.test() && !strings.HasPrefix(s.name, "test/") {
+			continue
+		}
+		calls(s, "time", "Sleep", func(call *ast.CallExpr) {
+			t.Errorf("%s: a test sleeps; wait on what it waits for, or use testing/synctest", at(call))
+		})
+		ast.Inspect(s.syntax, func(node ast.Node) bool {
+			call, ok := node.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if selector, ok := call.Fun.(*ast.SelectorExpr); ok && s.test() {
+				switch selector.Sel.Name {
+				case "Skip", "Skipf", "SkipNow":
+					if base, ok := selector.X.(*ast.Ident); ok && (base.Name == "t" || base.Name == "b" || base.Name == "f") {
+						t.Errorf("%s: a test skips; make it run, or fail and say what it lacks", at(call))
+					}
+				}
+			}
+			return true
+		})
+	}
+}
+
+func TestOnlyCmdEndsTheProcess(t *testing.T) {
+	t.Parallel()
+	for _, s := range goFiles(t) {
+		if s.test() || strings.HasPrefix(s.name, "cmd/") {
+			continue
+		}
+		for _, call := range [][2]string{{"os", "Exit"}, {"log", "Fatal"}, {"log", "Fatalf"}, {"log", "Fatalln"}} {
+			calls(s, call[0], call[1], func(node *ast.CallExpr) {
+				t.Errorf("%s: %s.%s; return an error, only cmd exits", at(node), call[0], call[1])
+			})
+		}
+	}
+}
+
+func TestNothingPanicsWithABareString(t *testing.T) {
+	t.Parallel()
+	for _, s := range goFiles(t) {
+		if s.generated() || s.test() {
+			continue
+		}
+		ast.Inspect(s.syntax, func(node ast.Node) bool {
+			call, ok := node.(*ast.CallExpr)
+			if !ok || len(call.Args) != 1 {
+				return true
+			}
+			name, ok := call.Fun.(*ast.Ident)
+			if _, literal := call.Args[0].(*ast.BasicLit); ok && literal && name.Name == "panic" {
+				t.Errorf("%s: a bare panic; return an error", at(call))
+			}
+			return true
+		})
+	}
+}
+
+// maxLines is the length past which a file needs a reason.
+const maxLines = 600
+
+// longFor names the files that may be longer, with the reason.
+var longFor = map[string]string{}
+
+func TestFilesPastSixHundredLinesHaveAReason(t *testing.T) {
+	t.Parallel()
+	for _, s := range goFiles(t) {
+		if lines := bytes.Count(s.text, []byte("\n")); !s.generated() && lines > maxLines && longFor[s.name] == "" {
+			t.Errorf("%s: %d lines; split it, or give the reason in longFor", s.name, lines)
+		}
+	}
+}
+
+// foreign finds what belongs to one machine or to the making of the code and
+// not to the code.
+var foreign = []struct {
+	pattern *regexp.Regexp
+	reason  string
+}{
+	{regexp.MustCompile(`(^|[\s"'(=:])/(root|work|home/[a-z]+)/`), "the path of one machine"},
+	{regexp.MustCompile(`\.\./shared\b|\bshared/(design|research|fixtures)\b`), "reads outside the checkout"},
+	{regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X)\b`), "unfinished; do it or leave it out"},
+}
+
+func TestTheTreeNamesNoMachineAndNothingUnfinished(t *testing.T) {
+	t.Parallel()
+	for _, s := range allFiles(t) {
+		if s.name == "LICENSE" || strings.HasPrefix(s.name, "test/tidy/") || strings.HasSuffix(s.name, ".sum") {
+			continue
+		}
+		number := 0
+		for line := range strings.Lines(string(s.text)) {
+			number++
+			for _, f := range foreign {
+				if found := f.pattern.FindString(line); found != "" {
+					t.Errorf("%s:%d: %q: %s", s.name, number, strings.TrimSpace(found), f.reason)
+				}
+			}
+		}
+	}
+}
