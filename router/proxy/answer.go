@@ -1,0 +1,223 @@
+package proxy
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// headerDelay is how long the headers of a stream wait for its first bytes, so
+// that both leave in one write where the engine sends them together.
+const headerDelay = 5 * time.Millisecond
+
+const slogWarn = slog.LevelWarn
+
+func requestAttr(id string) slog.Attr  { return slog.String("request", id) }
+func endpointAttr(id string) slog.Attr { return slog.String("endpoint", id) }
+func errorAttr(err error) slog.Attr    { return slog.Any("error", err) }
+
+// answer relays one response.
+type answer struct {
+	p         *Proxy
+	w         http.ResponseWriter
+	r         *http.Request
+	c         *call
+	res       Reservation
+	body      io.ReadCloser
+	sent      time.Time
+	delimited bool // the response says itself where it ends
+
+	mu      sync.Mutex // guards w against the delayed header flush
+	flushed bool
+	scan    sseScanner
+}
+
+// copy relays a response that is not an event stream, unchanged.
+func (a *answer) copy(length int64) {
+	defer a.body.Close() //nolint:errcheck // nothing is left to read or to tell
+	a.res.FirstByte()
+	ttft := a.p.options.Now().Sub(a.sent)
+	size := 32 << 10
+	if length >= 0 && length < 4<<10 {
+		size = 4 << 10
+	}
+	buf := getBuffer(size)
+	defer putBuffer(buf)
+	buf = buf[:cap(buf)]
+	look := bodyScan{wantID: a.c.route.responses}
+	metered := a.c.route.metered && a.c.Status < 300
+	total := 0
+	for {
+		n, err := a.body.Read(buf)
+		if n > 0 {
+			total += n
+			if metered {
+				look.feed(buf[:n])
+			}
+			if _, werr := a.w.Write(buf[:n]); werr != nil {
+				a.end(outcomeClientGone, FailureClientGone, look.usage, ttft, total/4)
+				return
+			}
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			a.broken(err, look.usage, ttft, total/4)
+		}
+		if length < 0 {
+			a.flush()
+		}
+	}
+	a.remember(look.id)
+	outcome, failure := outcomeOK, FailureNone
+	if a.c.Status >= 400 {
+		outcome = outcomeEngineError
+	}
+	if a.c.Status >= 500 {
+		failure = FailureServer
+	}
+	a.end(outcome, failure, look.usage, ttft, total/4)
+}
+
+// stream relays an event stream, scanning it and flushing as it comes.
+func (a *answer) stream() {
+	defer a.body.Close() //nolint:errcheck // nothing is left to read or to tell
+	timer := time.AfterFunc(headerDelay, a.flushHeaders)
+	defer func() {
+		timer.Stop()
+		a.mu.Lock()
+		a.flushed = true // a timer that runs late must not touch w
+		a.mu.Unlock()
+	}()
+	a.scan.stripUsage, a.scan.cutUsage, a.scan.wantID = a.c.strip, a.c.cut, a.c.route.responses
+	buf := getBuffer(4 << 10)
+	defer putBuffer(buf)
+	buf = buf[:cap(buf)]
+	var ttft time.Duration
+	for {
+		n, err := a.body.Read(buf)
+		var head, body []byte
+		if n > 0 {
+			head, body = a.scan.feed(buf[:n])
+			if ttft == 0 && a.scan.content > 0 {
+				ttft = a.p.options.Now().Sub(a.sent)
+				a.res.FirstByte()
+			}
+		}
+		if !a.write(head, body, err == nil) {
+			a.end(outcomeClientGone, FailureClientGone, a.scan.usage, ttft, a.scan.content)
+			return
+		}
+		if err == nil {
+			continue
+		}
+		if err == io.EOF && (a.delimited || a.scan.done) {
+			break
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		a.broken(err, a.scan.usage, ttft, a.scan.content)
+	}
+	if !a.write(a.scan.finish(), nil, false) {
+		a.end(outcomeClientGone, FailureClientGone, a.scan.usage, ttft, a.scan.content)
+		return
+	}
+	a.remember(a.scan.id)
+	outcome, failure := outcomeOK, FailureNone
+	if a.scan.failed || a.c.Status >= 400 {
+		outcome = outcomeEngineError
+	}
+	if a.c.Status >= 500 {
+		failure = FailureServer
+	}
+	a.end(outcome, failure, a.scan.usage, ttft, a.scan.content)
+}
+
+// write sends both pieces and flushes where more may take a while; false if
+// the client is gone.
+func (a *answer) write(head, body []byte, flush bool) bool {
+	if len(head) == 0 && len(body) == 0 {
+		return true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.flushed = true
+	if len(head) > 0 {
+		if _, err := a.w.Write(head); err != nil {
+			return false
+		}
+	}
+	if len(body) > 0 {
+		if _, err := a.w.Write(body); err != nil {
+			return false
+		}
+	}
+	if flush {
+		a.flush()
+	}
+	return true
+}
+
+func (a *answer) flush() {
+	if f, ok := a.w.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+func (a *answer) flushHeaders() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.flushed {
+		a.flushed = true
+		a.flush()
+	}
+}
+
+// broken ends an answer whose engine was lost: an error event for a stream,
+// and in any case an end that no client can take for success. It does not return.
+func (a *answer) broken(err error, u usage, ttft time.Duration, counted int) {
+	if gone(a.r.Context()) {
+		a.end(outcomeClientGone, FailureClientGone, u, ttft, counted)
+		panic(http.ErrAbortHandler)
+	}
+	a.p.options.Log.LogAttrs(a.r.Context(), slogWarn, "answer broke off",
+		requestAttr(a.c.ID), endpointAttr(a.c.EndpointID), errorAttr(err))
+	if isEventStream(a.w.Header()) {
+		var gap []byte
+		if a.scan.midEvent {
+			gap = []byte("\n")
+		}
+		a.write(gap, errorFrame("The engine was lost while it answered.", "engine_lost"), true)
+	}
+	a.end(outcomeEngineLost, FailureMidStream, u, ttft, counted)
+	panic(http.ErrAbortHandler)
+}
+
+// remember notes which endpoint holds a stored response.
+func (a *answer) remember(id string) {
+	if id != "" && a.c.Status < 300 {
+		a.p.balancer.Remember(id, a.c.EndpointID)
+	}
+}
+
+// end releases the reservation and closes the exchange. counted stands in for
+// the completion tokens where the engine reported none.
+func (a *answer) end(outcome string, failure Failure, u usage, ttft time.Duration, counted int) {
+	c := a.c
+	c.Outcome, c.TTFT = outcome, ttft
+	c.PromptTokens, c.CachedTokens, c.CompletionTokens, c.CachedKnown = u.prompt, u.cached, u.completion, u.cachedKnown
+	if !u.known && c.route.metered && c.Status < 300 {
+		c.Estimated = true
+		c.PromptTokens, c.CompletionTokens = c.prompt, counted
+		if c.Path == "/v1/embeddings" {
+			c.CompletionTokens = 0
+		}
+	}
+	a.res.Done(Outcome{Failure: failure, PromptTokens: u.prompt, CachedTokens: u.cached, CachedKnown: u.cachedKnown,
+		CompletionTokens: u.completion, TTFT: ttft})
+	a.p.finish(c.Exchange)
+}

@@ -1,0 +1,195 @@
+package proxy
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/hearth-dev/hearth/router/pick"
+)
+
+// plan is what a request needs until its answer begins: the body, what the
+// scan found and the prefix keys. It goes back to its pool as soon as no retry
+// can follow, so that a long stream does not hold it.
+type plan struct {
+	facts  facts
+	walk   walker
+	req    pick.Request
+	body   *bodyBuffer // nil for requests without a body
+	json   bool        // body is a JSON object: splices apply
+	weight int64       // bytes counted against MaxBufferedBytes
+}
+
+var plans = sync.Pool{New: func() any { return new(plan) }}
+
+// drop gives everything back. It may be called twice.
+func (p *Proxy) drop(c *call) {
+	pl := c.plan
+	if pl == nil {
+		return
+	}
+	c.plan = nil
+	if pl.body != nil {
+		pl.body.release()
+	}
+	p.buffered.Add(-pl.weight)
+	keys := pl.walk.keys
+	if cap(keys) > 2048 {
+		keys = nil
+	}
+	pl.walk.keys, pl.req, pl.body, pl.json, pl.weight = keys, pick.Request{}, nil, false, 0
+	plans.Put(pl)
+}
+
+// call is one request on its way.
+type call struct {
+	*Exchange
+	route         route
+	plan          *plan
+	prompt        int // estimated prompt tokens
+	authorization []string
+	strip, cut    bool // what the stream scanner must take out again
+}
+
+// inference handles every path whose request goes to an engine by model.
+func (p *Proxy) inference(w http.ResponseWriter, r *http.Request, rt route) {
+	if !rt.anyMethod && !p.allow(w, r, rt.path, http.MethodPost) {
+		return
+	}
+	c := &call{Exchange: p.begin(w, r, rt.path), route: rt}
+	pl, _ := plans.Get().(*plan)
+	c.plan = pl
+	defer p.drop(c)
+	if refusal := p.prepare(r, c); refusal != nil {
+		if gone(r.Context()) {
+			p.abandoned(c)
+			return
+		}
+		p.refuse(w, r, c.Exchange, refusal)
+		return
+	}
+	p.forward(w, r, c)
+}
+
+// prepare reads and scans the body and fills the pick request.
+func (p *Proxy) prepare(r *http.Request, c *call) *Refusal {
+	pl := c.plan
+	if refusal := p.takeBody(r, c); refusal != nil {
+		return refusal
+	}
+	pl.req.ID, pl.req.Tie = c.ID, rand.Uint64()
+	if pl.body != nil && len(pl.body.b) > 0 && (!c.route.anyMethod || looksJSON(r.Header)) {
+		body := pl.body.b
+		if err := scan(body, &pl.facts); err != nil {
+			return refusalFor(err, "")
+		}
+		pl.json = true
+		pl.walk.run(body, &pl.facts)
+		fill(&pl.req, body, &pl.facts, &pl.walk)
+		c.Stream = pl.facts.stream
+		if id := text(body, pl.facts.previousResponse); id != "" && c.route.responses {
+			holder, ok := p.balancer.Holder(id)
+			if !ok {
+				return unknownResponse(id, "previous_response_id")
+			}
+			pl.req.Pin = holder
+		}
+	} else if !c.route.anyMethod {
+		return refusalFor(scan(nil, &pl.facts), "")
+	}
+	c.prompt = pl.req.PromptTokens
+	if pl.req.Model == "" {
+		models := p.balancer.Models()
+		if len(models) != 1 {
+			r := invalid(http.StatusBadRequest, "missing_model", "no-model", "you must provide a model parameter")
+			r.Param = "model"
+			return r
+		}
+		pl.req.Model = models[0].Name
+	}
+	c.authorization = p.upstreamHeaders(r, c.ID)
+	return nil
+}
+
+// takeBody buffers the request body within the caps.
+func (p *Proxy) takeBody(r *http.Request, c *call) *Refusal {
+	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+		return nil
+	}
+	if !c.route.anyMethod {
+		if kind := r.Header["Content-Type"]; len(kind) > 0 && !looksJSON(r.Header) {
+			return invalid(http.StatusUnsupportedMediaType, "unsupported_media_type", "media-type",
+				"Content-Type must be application/json.")
+		}
+		if e := r.Header["Content-Encoding"]; len(e) > 0 && !strings.EqualFold(e[0], "identity") {
+			return invalid(http.StatusUnsupportedMediaType, "unsupported_media_type", "media-type",
+				"Content-Encoding is not supported: send the body as it is.")
+		}
+	}
+	weight := max(r.ContentLength, 0)
+	if weight <= int64(p.options.MaxBodyBytes) && p.buffered.Add(weight) > p.options.MaxBufferedBytes {
+		p.buffered.Add(-weight)
+		return &Refusal{Status: http.StatusServiceUnavailable, Message: "The router holds too many request bodies now.",
+			Type: "server_error", Code: "overloaded", Reason: "body-memory", RetryAfter: 1}
+	}
+	if weight <= int64(p.options.MaxBodyBytes) {
+		c.plan.weight = weight
+	}
+	b, err := readBody(r.Body, r.ContentLength, p.options.MaxBodyBytes)
+	switch {
+	case errors.Is(err, errBodyTooLarge):
+		return invalid(http.StatusRequestEntityTooLarge, "request_too_large", "body-too-large",
+			"The request body is longer than this router's limit.")
+	case err != nil:
+		return invalid(http.StatusBadRequest, "incomplete_body", "bad-body", "The request body ended early.")
+	}
+	c.plan.body = &bodyBuffer{b: b}
+	c.plan.body.refs.Store(1)
+	return nil
+}
+
+// looksJSON accepts application/json, */*+json and no type at all.
+func looksJSON(h http.Header) bool {
+	kinds := h["Content-Type"]
+	if len(kinds) == 0 || kinds[0] == "application/json" {
+		return true
+	}
+	kind, _, _ := strings.Cut(kinds[0], ";")
+	kind = strings.ToLower(strings.TrimSpace(kind))
+	return kind == "application/json" || strings.HasSuffix(kind, "+json")
+}
+
+func unknownResponse(id, param string) *Refusal {
+	r := invalid(http.StatusNotFound, "response_not_found", "unknown-response",
+		"Response with id '"+clip(id)+"' not found: it is unknown to this router or its endpoint is gone.")
+	r.Param = param
+	return r
+}
+
+// storedResponse sends GET, DELETE and POST under /v1/responses/{id} to the
+// endpoint that holds the response.
+func (p *Proxy) storedResponse(w http.ResponseWriter, r *http.Request) {
+	const label = "/v1/responses/*"
+	if !p.allow(w, r, label, http.MethodGet, http.MethodDelete, http.MethodPost) {
+		return
+	}
+	c := &call{Exchange: p.begin(w, r, label), route: route{path: label, anyMethod: true}}
+	pl, _ := plans.Get().(*plan)
+	c.plan = pl
+	defer p.drop(c)
+	id, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/responses/"), "/")
+	holder, ok := p.balancer.Holder(id)
+	if !ok {
+		p.refuse(w, r, c.Exchange, unknownResponse(id, ""))
+		return
+	}
+	if refusal := p.takeBody(r, c); refusal != nil {
+		p.refuse(w, r, c.Exchange, refusal)
+		return
+	}
+	pl.req.ID, pl.req.Pin, pl.req.Tie = c.ID, holder, rand.Uint64()
+	c.authorization = p.upstreamHeaders(r, c.ID)
+	p.forward(w, r, c)
+}
