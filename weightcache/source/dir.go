@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -199,7 +200,8 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 			return nil, fmt.Errorf("%w: %q is now a %s", ErrChanged, at, kindOfMode(info.Mode()))
 		}
 	}
-	file, err := root.Open(name)
+	// Without waiting, should the file have turned into a pipe just now.
+	file, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fileError(err)
 	}
