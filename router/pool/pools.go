@@ -3,78 +3,332 @@
 // Acquire for each attempt and ends the reservation with Done; the feed hands
 // it the nodes' states; the router's root swaps its configuration. It never
 // speaks to an engine or a node, and it never waits.
+//
+// An endpoint leaves a pool only when its node says so, when its node is
+// forgotten, or when the configuration drops it. Neither silence nor failure
+// removes one: silence ages its load, failure suspends it, and a suspended
+// endpoint still serves where nothing better is left.
 package pool
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/hearth-dev/hearth/nodeagent/report"
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/hearth-dev/hearth/router/index"
 	"github.com/hearth-dev/hearth/router/pick"
+	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
 // Options is what New needs beyond the reloadable Config.
 type Options struct {
 	// Weights of the choice; zero fields mean pick.Default.
 	Weights pick.Config
-	// MaxBlocks bounds the prefix memory of all endpoints together, in blocks,
-	// 0 = DefaultMaxBlocks.
+	// MaxBlocks bounds the prefix memory of all endpoints together, in blocks of
+	// pick.BlockBytes that take up to 32 bytes each, 0 = DefaultMaxBlocks.
 	MaxBlocks int
-	Log       *slog.Logger // nil = discard
-	Now       func() time.Time
+	// MaxResponses bounds the response ids that Remember keeps, 0 = DefaultMaxResponses.
+	MaxResponses int
+	Log          *slog.Logger     // nil = discard
+	Now          func() time.Time // nil = time.Now
 }
 
 // Defaults of Options and PoolConfig.
 const (
-	DefaultMaxBlocks = 4 << 20
-	DefaultKVTokens  = 512 << 10
+	DefaultMaxBlocks    = 4 << 20
+	DefaultMaxResponses = 100_000
+	DefaultKVTokens     = 512 << 10
 )
 
 // Pools is safe for concurrent use.
-type Pools struct{}
+type Pools struct {
+	weights   pick.Config
+	log       *slog.Logger
+	now       func() time.Time
+	index     *index.Index
+	responses *responses
 
-type (
-	endpoint  struct{}
-	poolState struct{}
-)
+	// routes is what Acquire reads; only a holder of mu replaces it.
+	routes atomic.Pointer[routes]
 
-// New returns pools with the configuration, which must be valid. It starts nothing.
+	mu      sync.Mutex
+	cfg     Config                // guarded by mu
+	nodes   map[string]*node      // guarded by mu
+	pools   map[string]*poolState // guarded by mu
+	leftOut uint64                // endpoints past MaxEndpoints or MaxPools, ever; guarded by mu
+}
+
+// routes is an immutable view of the configuration and of what exists.
+type routes struct {
+	models     map[string]*model
+	names      []string // of the models, sorted
+	pools      []*poolState
+	endpoints  map[string]*endpoint
+	roundRobin bool
+}
+
+type model struct {
+	name    string
+	targets []target // those with a weight first, otherwise in the order of the configuration
+}
+
+type target struct {
+	TargetConfig
+	pool  *poolState
+	ready bool
+	salt  uint64
+	ref   string // Ref in its canonical form
+}
+
+// New returns pools with the configuration. It starts nothing. An error names
+// every field that is wrong.
 func New(cfg Config, opts Options) (*Pools, error) {
-	if err := cfg.Validate(); err != nil {
+	p := &Pools{
+		weights: opts.Weights,
+		log:     opts.Log,
+		now:     opts.Now,
+		nodes:   map[string]*node{},
+		pools:   map[string]*poolState{},
+	}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	if p.now == nil {
+		p.now = time.Now
+	}
+	p.index = index.New(index.Options{MaxBlocks: cmp.Or(opts.MaxBlocks, DefaultMaxBlocks)})
+	p.responses = newResponses(cmp.Or(opts.MaxResponses, DefaultMaxResponses))
+	if err := p.SetModels(cfg); err != nil {
 		return nil, err
 	}
-	return &Pools{}, nil
+	return p, nil
 }
-
-// Acquire chooses an endpoint for the request and reserves a place there. An
-// endpoint for which avoid (may be nil) is true is left out. Errors wrap
-// ErrUnknownModel, ErrUnmetNeeds or ErrNoEndpoint.
-func (p *Pools) Acquire(req *pick.Request, avoid func(endpointID string) bool) (*Reservation, error) {
-	return nil, ErrUnknownModel
-}
-
-// FirstByte says that the engine began to answer: the prompt is computed.
-func (r *Reservation) FirstByte() { r.first.Store(true) }
-
-// Done ends the reservation. Only the first call counts.
-func (r *Reservation) Done(o Outcome) { r.done.Store(true) }
-
-// Explain says what Acquire would do. It reserves and remembers nothing.
-func (p *Pools) Explain(req *pick.Request) Explanation { return Explanation{Model: req.Model} }
-
-// Models lists the names of the logical models, sorted.
-func (p *Pools) Models() []string { return nil }
 
 // SetModels swaps the configuration. On an error, which names every wrong
-// field, the old one stays. Requests in flight are not touched.
-func (p *Pools) SetModels(cfg Config) error { return cfg.Validate() }
+// field, the old one stays. Requests in flight are not touched, and endpoints
+// that stay keep their prefix memory.
+func (p *Pools) SetModels(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return fmt.Errorf("set models: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cfg = cfg
+	for i := range cfg.Pools {
+		p.poolLocked(cfg.Pools[i].Name)
+	}
+	for i := range cfg.Models {
+		for j := range cfg.Models[i].Targets {
+			p.poolLocked(cfg.Models[i].Targets[j].Pool)
+		}
+	}
+	for name, ps := range p.pools {
+		at := slices.IndexFunc(cfg.Pools, func(c PoolConfig) bool { return c.Name == name })
+		if at < 0 {
+			p.configureLocked(ps, PoolConfig{Name: name})
+		} else {
+			p.configureLocked(ps, cfg.Pools[at])
+		}
+	}
+	p.rebuildLocked()
+	return nil
+}
 
-// Apply takes a node's state as of receivedAt. It keeps the state's messages,
-// not the state.
-func (p *Pools) Apply(state *report.State, receivedAt time.Time) {}
+// poolLocked finds or makes a pool; nil where MaxPools exist.
+func (p *Pools) poolLocked(name string) *poolState {
+	ps, found := p.pools[name]
+	if !found {
+		if len(p.pools) >= 2*MaxPools {
+			return nil
+		}
+		ps = newPoolState(name)
+		p.pools[name] = ps
+	}
+	return ps
+}
 
-// Remember notes which endpoint holds a response of /v1/responses.
-func (p *Pools) Remember(responseID, endpointID string) {}
+// configureLocked gives a pool its configuration and the endpoints in it.
+func (p *Pools) configureLocked(ps *poolState, cfg PoolConfig) {
+	var members []*endpoint
+	for _, e := range ps.members() {
+		if e.node != "" {
+			members = append(members, e)
+			continue
+		}
+		at := slices.IndexFunc(cfg.Endpoints, func(c EndpointConfig) bool { return trimURL(c.URL) == e.id })
+		if at < 0 {
+			p.index.Remove(e.slot)
+			continue
+		}
+		members = append(members, e)
+	}
+	for i := range cfg.Endpoints {
+		c := &cfg.Endpoints[i]
+		at := slices.IndexFunc(members, func(e *endpoint) bool { return e.node == "" && e.id == trimURL(c.URL) })
+		if at < 0 {
+			if p.countLocked() >= MaxEndpoints {
+				p.leftOut++
+				continue
+			}
+			members = append(members, newStatic(c, p.index.Add(0)))
+			at = len(members) - 1
+		}
+		ps.setStatic(members[at], c)
+	}
+	ps.configure(cfg, members)
+	p.sizeLocked(ps)
+}
 
-// Holder gives the endpoint that holds a response, if it is still known.
-func (p *Pools) Holder(responseID string) (endpointID string, found bool) { return "", false }
+// sizeLocked gives each endpoint of a pool a prefix memory of the size of its KV.
+func (p *Pools) sizeLocked(ps *poolState) {
+	for _, size := range ps.sizes() {
+		p.index.SetCapacity(size.slot, size.blocks)
+	}
+}
+
+func (p *Pools) countLocked() int {
+	n := 0
+	for _, ps := range p.pools {
+		n += len(ps.members())
+	}
+	return n
+}
+
+// rebuildLocked makes the view that Acquire reads, and forgets pools that
+// nobody names.
+func (p *Pools) rebuildLocked() {
+	r := &routes{
+		models:     make(map[string]*model, len(p.cfg.Models)),
+		endpoints:  map[string]*endpoint{},
+		roundRobin: p.cfg.Policy == PolicyRoundRobin,
+	}
+	named := map[string]bool{}
+	for i := range p.cfg.Pools {
+		named[p.cfg.Pools[i].Name] = true
+	}
+	for i := range p.cfg.Models {
+		c := &p.cfg.Models[i]
+		m := &model{name: c.Name}
+		for _, tc := range c.Targets {
+			ps := p.poolLocked(tc.Pool)
+			if ps == nil {
+				continue
+			}
+			named[tc.Pool] = true
+			m.targets = append(m.targets, p.targetLocked(c.Name, tc, ps))
+		}
+		slices.SortStableFunc(m.targets, func(a, b target) int {
+			return cmp.Compare(min(b.Weight, 1), min(a.Weight, 1))
+		})
+		r.models[c.Name] = m
+	}
+	for name, ps := range p.pools {
+		members := ps.members()
+		if len(members) == 0 && !named[name] {
+			delete(p.pools, name)
+			continue
+		}
+		r.pools = append(r.pools, ps)
+		for _, e := range members {
+			r.endpoints[e.id] = e
+		}
+	}
+	r.names = slices.Sorted(maps.Keys(r.models))
+	slices.SortFunc(r.pools, func(a, b *poolState) int { return cmp.Compare(a.name, b.name) })
+	p.routes.Store(r)
+}
+
+func (p *Pools) targetLocked(model string, cfg TargetConfig, ps *poolState) target {
+	t := target{TargetConfig: cfg, pool: ps, ready: true, ref: canonical(cfg.Ref)}
+	if t.ServedModel == "" {
+		t.ServedModel = model
+	}
+	t.salt = xxhash.Sum64String(t.Pool + "\x00" + t.ServedModel)
+	if t.ref == "" {
+		return t
+	}
+	t.ready = false
+	for _, e := range ps.members() {
+		if n := p.nodes[e.node]; n != nil && n.ready[t.ref] {
+			t.ready = true
+		}
+	}
+	return t
+}
+
+// canonical is a ref's text with its default revision; what is no ref stays as it is.
+func canonical(ref string) string {
+	if ref == "" {
+		return ""
+	}
+	parsed, err := artifact.ParseRef(ref)
+	if err != nil {
+		return ref
+	}
+	return parsed.String()
+}
+
+// Models lists the names of the logical models, sorted. The caller must not
+// change the slice.
+func (p *Pools) Models() []string { return p.routes.Load().names }
+
+// Acquire chooses an endpoint for the request and reserves a place there. An
+// endpoint for which avoid (may be nil) is true is left out. It keeps neither
+// the request nor its keys. Errors wrap ErrUnknownModel, ErrUnmetNeeds
+// (UnmetNeedsError) or ErrNoEndpoint (NoEndpointError).
+func (p *Pools) Acquire(req *pick.Request, avoid func(endpointID string) bool) (*Reservation, error) {
+	r := p.routes.Load()
+	m := r.models[req.Model]
+	if m == nil {
+		return nil, fmt.Errorf("acquire endpoint for %.200q: %w", req.Model, ErrUnknownModel)
+	}
+	var buffer [MaxTargets]int
+	order, unmet := m.order(req, buffer[:0])
+	for _, i := range order {
+		t := &m.targets[i]
+		if !t.ready {
+			continue
+		}
+		if res := p.acquireFrom(r, m, t, req, avoid); res != nil {
+			return res, nil
+		}
+	}
+	return nil, noEndpoint(m, order, unmet, avoid != nil, req)
+}
+
+// noEndpoint explains a failed Acquire.
+func noEndpoint(m *model, order []int, unmet *UnmetNeedsError, avoiding bool, req *pick.Request) error {
+	if len(order) == 0 && unmet != nil {
+		return unmet
+	}
+	e := &NoEndpointError{Model: m.name}
+	for _, i := range order {
+		t := &m.targets[i]
+		if !t.ready {
+			e.Causes = append(e.Causes, t.causeNotReady())
+			continue
+		}
+		cause, usable := t.pool.cause(t, req)
+		e.Causes = append(e.Causes, cause)
+		e.Tried = e.Tried || usable && avoiding
+	}
+	if len(e.Causes) == 0 {
+		e.Causes = []string{"no target"}
+	}
+	return e
+}
+
+func (t *target) causeNotReady() string {
+	return fmt.Sprintf("pool %s: no node of it has %s ready", t.Pool, t.ref)
+}
+
+// IsUnavailable reports whether err is of a kind that time may heal.
+func IsUnavailable(err error) bool { return errors.Is(err, ErrNoEndpoint) }
