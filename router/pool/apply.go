@@ -3,6 +3,7 @@ package pool
 import (
 	"log/slog"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/hearth-dev/hearth/nodeagent/report"
@@ -75,19 +76,11 @@ func (p *Pools) Forget(name string) {
 	if n == nil {
 		return
 	}
-	for _, key := range keysOf(n.endpoints) {
+	for _, key := range slices.Collect(maps.Keys(n.endpoints)) {
 		p.dropLocked(n, key)
 	}
 	delete(p.nodes, name)
 	p.rebuildLocked()
-}
-
-func keysOf(m map[string]placed) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	return keys
 }
 
 // takeEndpointLocked puts one reported endpoint where it belongs. The pool is
