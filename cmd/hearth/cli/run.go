@@ -12,4 +12,6 @@ func (a *app) runCommands() []*cobra.Command {
 	return []*cobra.Command{up.Command(), up.EngineSimCommand()}
 }
 
-func (a *app) askCommands() []*cobra.Command { return nil }
+func (a *app) askCommands() []*cobra.Command {
+	return []*cobra.Command{a.status(), a.models(), a.nodes(), a.inject()}
+}
