@@ -1,0 +1,179 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/nodeagent/admin"
+)
+
+const testRef = "hub://org/name@main"
+
+// fakeAgent answers the agent's local API with fixed content.
+func fakeAgent(t *testing.T) string {
+	t.Helper()
+	model := admin.Model{Ref: testRef, Digest: strings.Repeat("ab", 32), State: "Ready", Size: 256 << 20, Present: 256 << 20, Files: 3, FileList: []admin.File{
+		{Path: "config.json", Size: 12, SHA256: strings.Repeat("cd", 32)},
+	}}
+	answer := func(v any) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(v)
+		}
+	}
+	refuse := func(w http.ResponseWriter, status int, code, message, hint string) {
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(map[string]any{"error": admin.Error{Code: code, Message: message, Hint: hint}})
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /v1/node", answer(admin.Node{
+		Name: "node-1", Version: "v1", Roles: []string{"control", "data"}, Space: admin.Space{Capacity: 1 << 30, Used: 256 << 20},
+		Problems: []string{"the drive is slow"},
+	}))
+	mux.Handle("GET /v1/models", answer(map[string]any{"models": []admin.Model{model}}))
+	mux.HandleFunc("GET /v1/models/show", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("ref") != testRef {
+			refuse(w, http.StatusNotFound, admin.CodeUnknownRef, "no such model", "")
+			return
+		}
+		answer(model)(w, r)
+	})
+	mux.Handle("GET /v1/endpoints", answer(map[string]any{"endpoints": []admin.Endpoint{
+		{Name: "engine-1", Pool: "sim", Engine: "sim", URL: "http://127.0.0.1:9", Reachable: true, Load: admin.Load{Running: 2, KVUsage: 0.25}},
+	}}))
+	mux.Handle("GET /v1/devices", answer(map[string]any{"devices": []admin.Device{{ID: "gpu-0", Product: "Sim", Health: "unhealthy"}, {ID: "gpu-1", Health: "healthy"}}}))
+	mux.HandleFunc("POST /v1/models/pull", func(w http.ResponseWriter, _ *http.Request) {
+		filling := model
+		filling.State, filling.Present = "Filling", 128<<20
+		encoder := json.NewEncoder(w)
+		_ = encoder.Encode(admin.Progress{Model: &filling})
+		_ = encoder.Encode(admin.Progress{Model: &model, Done: true})
+	})
+	mux.HandleFunc("POST /v1/models/rm", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusConflict, admin.CodeLeased, "in use by engine-1", "stop engine-1 first")
+	})
+	mux.Handle("POST /v1/models/verify", answer(admin.VerifyResult{Files: 3, Bytes: 10, Bad: []string{"a.safetensors"}}))
+	mux.HandleFunc("POST /v1/inject", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusForbidden, admin.CodeInjectDisabled, "injection is off", "set health.allowInject: true")
+	})
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// hearth runs one command line.
+func hearth(t *testing.T, args ...string) (out, complaint string, code terminal.Code) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code = Run(t.Context(), args, terminal.Streams{In: strings.NewReader(""), Out: &stdout, Err: &stderr})
+	return stdout.String(), stderr.String(), code
+}
+
+func TestAnswersAreTablesForPeopleAndJSONForPrograms(t *testing.T) {
+	t.Parallel()
+	agent := fakeAgent(t)
+	for _, test := range []struct {
+		args  []string
+		table []string
+		keys  []string
+	}{
+		{[]string{"status"}, []string{"node-1  v1", "control+data", "1 healthy, 1 unhealthy", "256.0 MiB of 1.0 GiB", "engine-1", "serving", "25%", testRef, "PROBLEMS", "node-1: the drive is slow"}, []string{"nodes"}},
+		{[]string{"nodes"}, []string{"NODE", "gpu-0", "unhealthy", "gpu-1"}, []string{"nodes"}},
+		{[]string{"models", "list"}, []string{"REF", testRef, "Ready", "100%", "abababababab"}, []string{"models"}},
+		{[]string{"models", "show", testRef}, []string{"state    Ready", "config.json", "cdcdcdcdcdcd"}, []string{"models"}},
+		{[]string{"models", "pull", "hub://org/name"}, []string{testRef, "Ready"}, []string{"models"}},
+	} {
+		name := strings.Join(test.args, " ")
+		out, complaint, code := hearth(t, append(test.args, "--addr", agent)...)
+		if code != terminal.ExitOK {
+			t.Errorf("%s: status %d: %s", name, code, complaint)
+		}
+		for _, want := range test.table {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: the table lacks %q:\n%s", name, want, out)
+			}
+		}
+		out, complaint, code = hearth(t, append(test.args, "--addr", agent, "--json")...)
+		var value map[string]any
+		if err := json.Unmarshal([]byte(out), &value); err != nil || code != terminal.ExitOK {
+			t.Errorf("%s --json: status %d, %v: %s%s", name, code, err, out, complaint)
+		}
+		for _, key := range test.keys {
+			if _, ok := value[key]; !ok {
+				t.Errorf("%s --json: no key %q in %s", name, key, out)
+			}
+		}
+	}
+}
+
+func TestPullShowsItsProgressBesideTheAnswer(t *testing.T) {
+	t.Parallel()
+	out, complaint, _ := hearth(t, "models", "pull", testRef, "--addr", fakeAgent(t), "--json")
+	if !strings.Contains(complaint, testRef+": filling 50% (128.0 MiB of 256.0 MiB)") || !strings.Contains(complaint, testRef+": ready") {
+		t.Errorf("progress = %q", complaint)
+	}
+	if strings.Contains(out, "filling") {
+		t.Errorf("progress is on standard output: %q", out)
+	}
+}
+
+func TestFailuresHaveTheirExitStatusAndTheAgentsHint(t *testing.T) {
+	t.Parallel()
+	agent := fakeAgent(t)
+	for _, test := range []struct {
+		args []string
+		code terminal.Code
+		want string
+	}{
+		{[]string{"models", "show", "hub://org/other"}, terminal.ExitNotFound, "hearth: no such model"},
+		{[]string{"models", "rm", testRef}, terminal.ExitRefused, "hearth: in use by engine-1\nhint: stop engine-1 first"},
+		{[]string{"models", "verify", testRef}, terminal.ExitFailure, "wrong bytes in a.safetensors"},
+		{[]string{"inject", "xid", "79", "--device", "gpu-0"}, terminal.ExitRefused, "hint: set health.allowInject: true"},
+		{[]string{"inject", "xid", "many", "--device", "gpu-0"}, terminal.ExitUsage, `"many" is no XID`},
+		{[]string{"models", "pull", "org/name"}, terminal.ExitUsage, "hint: for example hub://org/name@main"},
+		{[]string{"models", "pull", "s3://bucket/x"}, terminal.ExitUsage, "unknown scheme"},
+	} {
+		out, complaint, code := hearth(t, append(test.args, "--addr", agent)...)
+		if code != test.code || !strings.Contains(complaint, test.want) {
+			t.Errorf("%v: status %d, want %d and %q: %s%s", test.args, code, test.code, test.want, out, complaint)
+		}
+	}
+}
+
+func TestAnAgentThatDoesNotAnswerIsUnreachableWithAHint(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.NotFoundHandler())
+	server.Close()
+	for _, args := range [][]string{
+		{"status", "--addr", server.URL},
+		{"models", "list", "--socket", t.TempDir() + "/agent.sock"},
+		{"models", "pull", testRef, "--addr", server.URL},
+	} {
+		_, complaint, code := hearth(t, args...)
+		if code != terminal.ExitUnreachable || !strings.Contains(complaint, "hint: is the agent running?") {
+			t.Errorf("%v: status %d: %s", args, code, complaint)
+		}
+	}
+}
+
+func TestAddressesAreReadFromEveryForm(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"http://127.0.0.1:7412/": "http://127.0.0.1:7412", "127.0.0.1:7412": "http://127.0.0.1:7412",
+		"/run/hearth/agent.sock": "/run/hearth/agent.sock", "unix:///run/a.sock": "/run/a.sock", "https://n:1": "https://n:1",
+	} {
+		if got, err := parsePlace(text, "--addr"); err != nil || got.String() != want {
+			t.Errorf("parsePlace(%q) = %v, %v; want %s", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"node-1", "ftp://x:1"} {
+		if got, err := parsePlace(text, "--addr"); terminal.CodeOf(err) != terminal.ExitUsage {
+			t.Errorf("parsePlace(%q) = %v, %v; want a usage error", text, got, err)
+		}
+	}
+}
