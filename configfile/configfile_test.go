@@ -99,7 +99,7 @@ func TestParseErrorsNameThePlaceAndWhatWouldBeRight(t *testing.T) {
 	}{
 		"unknown field":      {head + "listn: {}\n", []string{"a.yaml:3:1", "listn: unknown field; did you mean listen?", ">    3 | listn: {}"}},
 		"unknown nested":     {head + "listen:\n  port: 3\n", []string{"a.yaml:4:3", "listen.port: unknown field; known here: address, insecure"}},
-		"unknown in a list":  {head + "nodes:\n- addres: 3\n", []string{"a.yaml:4:3", "nodes[0].addres: unknown field; did you mean address?"}},
+		"unknown in a list":  {head + "nodes:\n- addressx: 3\n", []string{"a.yaml:4:3", "nodes[0].addressx: unknown field; did you mean address?"}},
 		"duplicate key":      {head + "budget: 1\nbudget: 2\n", []string{"a.yaml:4:1", "budget"}},
 		"duplicate map key":  {head + "pools:\n  a: {}\n  a: {}\n", []string{"a.yaml:5:3"}},
 		"text value":         {head + "\nbudget: 12XB\n", []string{"a.yaml:4:9", "budget: parse byte count", "512MiB"}},
