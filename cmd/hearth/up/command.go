@@ -5,17 +5,200 @@
 package up
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/cmd/hearth/up/check"
+	"github.com/hearth-dev/hearth/cmd/hearth/up/fabric"
+	"github.com/hearth-dev/hearth/durable"
+	"github.com/hearth-dev/hearth/units"
+	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
+
+type flags struct {
+	dir, model, origin, engine, kind, served, size string
+	nodes, engines                                 int
+	seed                                           uint64
+	check                                          bool
+}
 
 // Command is `hearth up`.
 func Command() *cobra.Command {
-	return &cobra.Command{
+	var f flags
+	c := &cobra.Command{
 		Use:   "up",
 		Short: "Run two nodes, four engines and the router on this machine",
-		Args:  cobra.NoArgs,
-		RunE:  func(*cobra.Command, []string) error { return errors.New("run fabric: not wired yet") },
+		Long: `up runs a whole fabric on this machine until Ctrl-C: agents with simulated GPUs
+that pull a model, engines that read it from them, and the router in front. All
+of it listens on the loopback only, on free ports, and ends with this command.
+
+Without --model it makes a model on the spot and serves it from a small hub, and
+the engines are simulated. --engine runs any other engine on the pulled files:
+
+    hearth up --engine 'llama-server -m {model_dir}/model.gguf --port {port} --metrics' \
+        --engine-kind llama-server --model /models/smol --nodes 1 --engines 1
+
+The command is run by a shell in place of itself ('exec CMD'). With --check the
+main job runs headless and ends with one line of JSON on standard output.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },
 	}
+	o := c.Flags()
+	o.StringVar(&f.dir, "dir", "", "work directory to keep (default a temporary one, removed at the end)")
+	o.StringVar(&f.size, "size", "256MiB", "size of the generated model")
+	o.Uint64Var(&f.seed, "seed", 1, "seed of the generated model and of the simulated text")
+	o.StringVar(&f.model, "model", "", "model to serve instead: a directory, dir:///path or hub://org/name@revision")
+	o.StringVar(&f.origin, "origin", "", "hub to pull hub:// models from, https://host")
+	o.StringVar(&f.engine, "engine", "", "command of the engines, with {model_dir} and {port} in it")
+	o.StringVar(&f.kind, "engine-kind", "vllm", "what kind of engine --engine is: vllm, sglang or llama-server")
+	o.StringVar(&f.served, "served-model", "demo", "model name that clients ask for and engines serve")
+	o.IntVar(&f.nodes, "nodes", 2, "number of nodes")
+	o.IntVar(&f.engines, "engines", 4, "number of engines, dealt out to the nodes in turn")
+	o.BoolVar(&f.check, "check", false, "run the main job headless and report it as one line of JSON")
+	return c
+}
+
+func (f *flags) run(c *cobra.Command) error {
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	dir, clean, err := f.workDir()
+	if err != nil {
+		return err
+	}
+	defer clean()
+	size, err := units.ParseBytes(f.size)
+	if err != nil {
+		return terminal.Usagef("--size: %w", err)
+	}
+	if f.check {
+		if f.engine != "" || f.model != "" || f.origin != "" {
+			return terminal.Usagef("--check runs its own model and simulated engines; drop --engine, --model and --origin")
+		}
+		return runCheck(c.Context(), c.OutOrStdout(), check.Options{
+			Program: program, Dir: dir, Size: size, Seed: f.seed, Out: c.ErrOrStderr(),
+		})
+	}
+	options, err := f.fabricOptions(c.Context(), c.ErrOrStderr(), size)
+	if err != nil {
+		return err
+	}
+	options.Program, options.Dir = program, dir
+	return explain(stay(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), options), f.dir)
+}
+
+// workDir gives the directory to work in and what to do with it at the end.
+func (f *flags) workDir() (string, func(), error) {
+	if f.dir == "" {
+		dir, err := os.MkdirTemp("", "hearth-up-")
+		if err != nil {
+			return "", nil, fmt.Errorf("make work directory: %w", err)
+		}
+		return dir, func() { _ = os.RemoveAll(dir) }, nil
+	}
+	dir, err := filepath.Abs(f.dir)
+	if err != nil {
+		return "", nil, fmt.Errorf("find work directory: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", nil, fmt.Errorf("make work directory: %w", err)
+	}
+	lock, err := durable.Lock(filepath.Join(dir, "up.lock"))
+	if errors.Is(err, durable.ErrLocked) {
+		return "", nil, terminal.Fail(terminal.ExitRefused, fmt.Errorf("use work directory %s: another 'hearth up' has it", dir), "stop it or name another --dir")
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("use work directory: %w", err)
+	}
+	return dir, func() { _ = lock.Close() }, nil
+}
+
+// fabricOptions turns the flags into a fabric, generating the model if none is
+// named.
+func (f *flags) fabricOptions(ctx context.Context, errOut io.Writer, size units.Bytes) (fabric.Options, error) {
+	o := fabric.Options{
+		Nodes: f.nodes, Engines: f.engines, Served: f.served, Engine: f.engine, EngineKind: f.kind, Origin: f.origin,
+	}
+	if f.engine == "" {
+		o.EngineKind = "sim"
+		o.EngineArgs = []string{"--seed", fmt.Sprint(f.seed)}
+	}
+	switch {
+	case f.model == "":
+		if f.origin != "" {
+			return o, terminal.Usagef("--origin without --model: name the model to pull, hub://org/name@revision")
+		}
+		fmt.Fprintf(errOut, "model: %s, generated once and kept in the user's cache\n", size.Human())
+		dir, err := fabric.GeneratedModel(ctx, size, f.seed)
+		if err != nil {
+			return o, err
+		}
+		o.Repos, o.Ref = map[string]string{"demo/model": dir}, "hub://demo/model@main"
+	case strings.Contains(f.model, "://"):
+		ref, err := artifact.ParseRef(f.model)
+		if err != nil {
+			return o, terminal.Usagef("--model: %w", err)
+		}
+		if ref.Scheme == artifact.SchemeHub && f.origin == "" {
+			return o, terminal.Usagef("--model %s needs --origin: Hearth pulls from no public hub unless told", f.model)
+		}
+		o.Ref = ref.String()
+	default:
+		dir, err := filepath.Abs(f.model)
+		if err != nil {
+			return o, fmt.Errorf("find model directory: %w", err)
+		}
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+			return o, terminal.Fail(terminal.ExitNotFound, fmt.Errorf("find model directory %s: want a directory", dir), "")
+		}
+		o.Ref = artifact.SchemeDir + "://" + dir
+	}
+	if err := o.Validate(); err != nil {
+		return o, terminal.Fail(terminal.ExitUsage, err, "")
+	}
+	return o, nil
+}
+
+// explain gives the failure of a child a hint about its log.
+func explain(err error, kept string) error {
+	child, ok := errors.AsType[*fabric.ProcessError](err)
+	if !ok {
+		return err
+	}
+	hint := "its whole log is " + child.Log
+	if kept == "" {
+		hint = "run again with --dir DIR to keep the logs"
+	}
+	return terminal.Fail(terminal.ExitFailure, err, hint)
+}
+
+// runCheck runs the scenario and writes its one line.
+func runCheck(ctx context.Context, out io.Writer, options check.Options) error {
+	result, err := check.Run(ctx, options)
+	if err != nil && len(result.Steps) == 0 {
+		result.Steps = append(result.Steps, check.Step{Name: "set-up", Error: err.Error(), Figures: map[string]any{}})
+	}
+	result.OK = result.OK && err == nil
+	line, encodeErr := json.Marshal(result)
+	if encodeErr != nil {
+		return fmt.Errorf("encode result: %w", errors.Join(encodeErr, err))
+	}
+	fmt.Fprintf(out, "%s\n", line)
+	if err != nil {
+		return err
+	}
+	if !result.OK {
+		return errors.New("check the main job: a step did not hold")
+	}
+	return nil
 }

@@ -40,6 +40,7 @@ type chatAnswer struct {
 	Cached   int    // prompt tokens found in a cache, as the engine reports
 	Tokens   int    // completion tokens
 	PromptMS float64
+	Begun    bool // something of the answer came
 	Done     bool // the stream ended with its terminator, or the body was whole
 }
 
@@ -70,6 +71,7 @@ func (a *chatAnswer) merge(b *answerBody) error {
 	if b.Error != nil {
 		return fmt.Errorf("answer broke off: %s", b.Error.Message)
 	}
+	a.Begun = true
 	for _, c := range b.Choices {
 		a.Text += c.Message.Content + c.Delta.Content
 		if c.FinishReason != "" {

@@ -1,0 +1,112 @@
+package up
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/cmd/hearth/up/fabric"
+	"github.com/hearth-dev/hearth/cmd/hearth/upstate"
+	"github.com/hearth-dev/hearth/nodeagent/admin"
+)
+
+// stay brings a fabric up, tells how to use it and keeps it until ctx ends or
+// a part of it does.
+func stay(ctx context.Context, out, errOut io.Writer, options fabric.Options) (err error) {
+	f, err := fabric.New(ctx, options)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		fmt.Fprintln(errOut, "stopping")
+		err = errors.Join(err, f.Close())
+	}()
+	if err := start(ctx, errOut, f, options.Ref); err != nil {
+		return err
+	}
+	if err := upstate.Write(f.State()); err != nil {
+		return err
+	}
+	defer forget(f)
+	fmt.Fprint(out, welcome(f, options))
+	if err := f.Watch(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// forget removes the state file unless another `hearth up` has replaced it.
+func forget(f *fabric.Fabric) {
+	if s, err := upstate.Read(); err == nil && s.Router == f.Router.URL {
+		_ = upstate.Remove() // a stale file is replaced by the next one
+	}
+}
+
+// start runs agents, pulls, engines and the router, in this order, with the
+// nodes side by side.
+func start(ctx context.Context, errOut io.Writer, f *fabric.Fabric, ref string) error {
+	progress := terminal.NewProgress(errOut)
+	nodes, nodeCtx := errgroup.WithContext(ctx)
+	for _, n := range f.Nodes {
+		nodes.Go(func() error {
+			if err := f.StartNode(nodeCtx, n); err != nil {
+				return err
+			}
+			name := n.Name + " pulls"
+			err := n.Pull(nodeCtx, ref, func(m admin.Model) {
+				progress.Set(name, strings.ToLower(m.State), m.Present, m.Size)
+			})
+			if err == nil {
+				progress.Done(name, "ready")
+			}
+			return err
+		})
+	}
+	err := nodes.Wait()
+	progress.Close()
+	if err != nil {
+		return err
+	}
+	engines, engineCtx := errgroup.WithContext(ctx)
+	for _, e := range f.Engines {
+		engines.Go(func() error {
+			if err := f.StartEngine(engineCtx, e); err != nil {
+				return err
+			}
+			fmt.Fprintf(errOut, "%s serves on %s of %s\n", e.Name, e.Device, e.Node)
+			return nil
+		})
+	}
+	if err := engines.Wait(); err != nil {
+		return err
+	}
+	if err := f.StartRouter(ctx, f.Router); err != nil {
+		return err
+	}
+	return f.AwaitEndpoints(ctx, f.Router)
+}
+
+func welcome(f *fabric.Fabric, o fabric.Options) string {
+	return fmt.Sprintf(`
+Hearth is up: %d nodes, %d engines and one router.
+
+  %s/v1    OpenAI-compatible, model %q
+
+Ask:
+  curl -s %s/v1/chat/completions -H 'Content-Type: application/json' \
+    -d '{"model":%q,"messages":[{"role":"user","content":"Tell me a story"}]}'
+
+Look, in another terminal:
+  hearth status
+  hearth models list
+  hearth explain "Tell me a story"
+  hearth inject xid 79 --device %s --node %s
+
+Logs are in %s. Ctrl-C ends everything.
+`, len(f.Nodes), len(f.Engines), f.Router.URL, o.Served, f.Router.URL, o.Served, f.Engines[0].Device, f.Engines[0].Node, o.Dir)
+}
