@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/up/fabric"
@@ -136,10 +134,6 @@ func (s *scenario) steps(ctx context.Context) (bool, []Step) {
 	return true, done
 }
 
-func (s *scenario) say(format string, args ...any) {
-	fmt.Fprintf(s.opts.Out, "  "+format+"\n", args...)
-}
-
 // round keeps three decimals of a figure.
 func round(v float64) float64 { return float64(int64(v*1000+0.5)) / 1000 }
 
@@ -179,21 +173,4 @@ func (s *scenario) sum(ctx context.Context) (fabric.Counters, error) {
 		all.PrefixQueries += c.PrefixQueries
 	}
 	return all, nil
-}
-
-// sizeOf adds up the files of a directory.
-func sizeOf(dir string) (int64, error) {
-	var n int64
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return 0, fmt.Errorf("read directory: %w", err)
-	}
-	for _, e := range entries {
-		info, err := os.Stat(filepath.Join(dir, e.Name()))
-		if err != nil {
-			return 0, fmt.Errorf("read directory: %w", err)
-		}
-		n += info.Size()
-	}
-	return n, nil
 }
