@@ -3,15 +3,12 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
-	"github.com/hearth-dev/hearth/units"
 )
 
 // nodeState is everything an agent says at once.
@@ -101,103 +98,4 @@ func conditions(d admin.Device) string {
 		found = append(found, c.Key+"="+c.Value)
 	}
 	return strings.Join(found, " ")
-}
-
-func (a *app) status() *cobra.Command {
-	command := &cobra.Command{
-		Use:   "status",
-		Short: "Show nodes, endpoints and what is warm",
-		Args:  cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
-			nodes, failure, err := a.readNodes(command.Context())
-			if err != nil {
-				return err
-			}
-			if len(nodes) == 0 {
-				return failure
-			}
-			if a.json {
-				return errors.Join(terminal.JSON(a.Out, map[string]any{"nodes": nodes}), failure)
-			}
-			return errors.Join(a.showStatus(nodes), failure)
-		},
-	}
-	return a.jsonFlag(a.nodeFlag(a.addrFlags(command, "agent", envAgent)))
-}
-
-func (a *app) showStatus(nodes []nodeState) error {
-	var machines, endpoints [][]string
-	var models []nodeModel
-	var problems []string
-	for _, n := range nodes {
-		machines = append(machines, []string{
-			n.Node.Name, n.Node.Version, strings.Join(n.Node.Roles, "+"), healthOf(n.Devices), space(n.Node.Space),
-		})
-		for _, m := range n.Models {
-			models = append(models, nodeModel{Node: n.Node.Name, Model: m})
-		}
-		for _, e := range n.Endpoints {
-			endpoints = append(endpoints, []string{
-				n.Node.Name, e.Name, e.Pool, e.Engine, endpointState(e), strconv.FormatUint(uint64(e.Load.Running), 10),
-				strconv.FormatUint(uint64(e.Load.Waiting), 10), fmt.Sprintf("%.0f%%", e.Load.KVUsage*100), e.URL,
-			})
-		}
-		for _, problem := range n.Node.Problems {
-			problems = append(problems, n.Node.Name+": "+problem)
-		}
-	}
-	if err := terminal.Table(a.Out, []string{"NODE", "VERSION", "ROLES", "DEVICES", "WEIGHTS"}, machines); err != nil {
-		return err
-	}
-	if len(endpoints) > 0 {
-		fmt.Fprintln(a.Out)
-		if err := terminal.Table(a.Out, []string{"NODE", "ENDPOINT", "POOL", "ENGINE", "STATE", "RUNNING", "WAITING", "KV", "URL"}, endpoints); err != nil {
-			return err
-		}
-	}
-	if len(models) > 0 {
-		fmt.Fprintln(a.Out)
-		if err := terminal.Table(a.Out, []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "LEASES", "DIGEST"}, modelRows(models)); err != nil {
-			return err
-		}
-	}
-	for i, problem := range problems {
-		if i == 0 {
-			fmt.Fprintln(a.Out, "\nPROBLEMS")
-		}
-		fmt.Fprintln(a.Out, terminal.Plain(problem))
-	}
-	return nil
-}
-
-func endpointState(e admin.Endpoint) string {
-	switch {
-	case !e.Reachable:
-		return "unreachable"
-	case e.Draining:
-		return "draining"
-	}
-	return "serving"
-}
-
-// healthOf counts devices by health: "3 healthy, 1 unhealthy".
-func healthOf(devices []admin.Device) string {
-	count := map[string]int{}
-	for _, d := range devices {
-		count[d.Health]++
-	}
-	var found []string
-	for _, health := range []string{"healthy", "degraded", "unhealthy"} {
-		if count[health] > 0 {
-			found = append(found, fmt.Sprintf("%d %s", count[health], health))
-		}
-	}
-	return strings.Join(found, ", ")
-}
-
-func space(s admin.Space) string {
-	if s.Capacity == 0 {
-		return ""
-	}
-	return units.Bytes(s.Used).Human() + " of " + units.Bytes(s.Capacity).Human()
 }

@@ -13,5 +13,5 @@ func (a *app) runCommands() []*cobra.Command {
 }
 
 func (a *app) askCommands() []*cobra.Command {
-	return []*cobra.Command{a.status(), a.models(), a.nodes(), a.inject()}
+	return []*cobra.Command{a.status(), a.models(), a.nodes(), a.inject(), a.explain()}
 }

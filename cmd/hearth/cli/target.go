@@ -140,7 +140,8 @@ func (t *target) agent(changing bool) (place, error) {
 	return places[0], nil
 }
 
-// router gives the router to ask. changing asks for its local socket.
+// router gives the router to ask: the one that is named, else this machine's,
+// else that of a running `hearth up`.
 func (t *target) router() (place, error) {
 	if p, ok, err := t.explicit(envRouter); ok || err != nil {
 		return p, err

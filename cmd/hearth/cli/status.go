@@ -1,0 +1,230 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/nodeagent/admin"
+	routeradmin "github.com/hearth-dev/hearth/router/admin"
+	"github.com/hearth-dev/hearth/units"
+)
+
+// statusAnswer is the JSON of `hearth status`; what could not be asked is absent.
+type statusAnswer struct {
+	Nodes  []nodeState  `json:"nodes"`
+	Router *routerState `json:"router,omitempty"`
+}
+
+// routerState is everything a router says at once.
+type routerState struct {
+	routeradmin.Status
+	Endpoints []routeradmin.Endpoint `json:"endpointList"`
+	Models    []routeradmin.Model    `json:"modelList"`
+}
+
+func readRouter(ctx context.Context, c *routeradmin.Client) (routerState, error) {
+	status, err := c.Status(ctx)
+	if err != nil {
+		return routerState{}, err
+	}
+	endpoints, err := c.Endpoints(ctx)
+	if err != nil {
+		return routerState{}, err
+	}
+	models, err := c.Models(ctx)
+	if err != nil {
+		return routerState{}, err
+	}
+	return routerState{Status: status, Endpoints: endpoints, Models: models}, nil
+}
+
+// onRouter makes calls to a router and explains their errors.
+func onRouter[T any](ctx context.Context, p place, call func(context.Context, *routeradmin.Client) (T, error)) (T, error) {
+	var none T
+	client, err := routeradmin.NewClient(p.String())
+	if err != nil {
+		return none, terminal.Fail(terminal.ExitUsage, err, "want http://host:port or the path of a socket")
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	answer, err := call(ctx, client)
+	if err != nil {
+		return none, unreachable("router", err)
+	}
+	return answer, nil
+}
+
+func (a *app) status() *cobra.Command {
+	command := &cobra.Command{
+		Use:   "status",
+		Short: "Show nodes, endpoints and what is warm",
+		Long: `Status asks the agents and the router that can be found: this machine's, or those
+of a running 'hearth up'. --addr, --socket and $HEARTH_AGENT name an agent,
+$HEARTH_ROUTER names a router. Where only one of the two runs here, it is shown alone.`,
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var said statusAnswer
+			var failure, none error
+			said.Nodes, failure, none = a.readNodes(command.Context())
+			if place, err := (&target{}).router(); err == nil {
+				state, err := onRouter(command.Context(), place, readRouter)
+				if err == nil {
+					said.Router = &state
+				}
+				failure = errors.Join(failure, err)
+			}
+			if len(said.Nodes) == 0 && said.Router == nil {
+				return errors.Join(none, failure)
+			}
+			if said.Nodes == nil {
+				said.Nodes = []nodeState{}
+			}
+			if a.json {
+				return errors.Join(terminal.JSON(a.Out, said), failure)
+			}
+			return errors.Join(a.showStatus(said), failure)
+		},
+	}
+	return a.jsonFlag(a.nodeFlag(a.addrFlags(command, "agent", envAgent)))
+}
+
+// section is one table of the status.
+type section struct {
+	header []string
+	rows   [][]string
+}
+
+func (a *app) showStatus(said statusAnswer) error {
+	var problems []string
+	machines := section{header: []string{"NODE", "VERSION", "ROLES", "DEVICES", "WEIGHTS"}}
+	endpoints := section{header: []string{"NODE", "ENDPOINT", "POOL", "ENGINE", "STATE", "RUNNING", "WAITING", "KV", "URL"}}
+	models := section{header: []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "LEASES", "DIGEST"}}
+	for _, n := range said.Nodes {
+		machines.rows = append(machines.rows, []string{
+			n.Node.Name, n.Node.Version, strings.Join(n.Node.Roles, "+"), healthOf(n.Devices), space(n.Node.Space),
+		})
+		for _, e := range n.Endpoints {
+			endpoints.rows = append(endpoints.rows, []string{
+				n.Node.Name, e.Name, e.Pool, e.Engine, endpointState(e), strconv.FormatUint(uint64(e.Load.Running), 10),
+				strconv.FormatUint(uint64(e.Load.Waiting), 10), fmt.Sprintf("%.0f%%", e.Load.KVUsage*100), e.URL,
+			})
+		}
+		for _, m := range n.Models {
+			models.rows = append(models.rows, modelRows([]nodeModel{{Node: n.Node.Name, Model: m}})...)
+		}
+		for _, problem := range n.Node.Problems {
+			problems = append(problems, n.Node.Name+": "+problem)
+		}
+	}
+	sections := []section{machines, endpoints, models}
+	if r := said.Router; r != nil {
+		sections = append(sections, routerSections(r)...)
+		for _, problem := range r.Problems {
+			problems = append(problems, r.Name+": "+problem)
+		}
+		if r.Config.Error != "" {
+			problems = append(problems, r.Name+": "+r.Config.Error)
+		}
+	}
+	shown := 0
+	for _, s := range sections {
+		if len(s.rows) == 0 {
+			continue
+		}
+		if shown > 0 {
+			fmt.Fprintln(a.Out)
+		}
+		shown++
+		if err := terminal.Table(a.Out, s.header, s.rows); err != nil {
+			return err
+		}
+	}
+	for i, problem := range problems {
+		if i == 0 {
+			fmt.Fprintln(a.Out, "\nPROBLEMS")
+		}
+		fmt.Fprintln(a.Out, terminal.Plain(problem))
+	}
+	return nil
+}
+
+func routerSections(r *routerState) []section {
+	router := section{header: []string{"ROUTER", "INGRESS", "IN FLIGHT", "NODES", "ENDPOINTS", "MODELS"}}
+	connected := 0
+	for _, n := range r.Status.Nodes {
+		if n.Connected {
+			connected++
+		}
+	}
+	router.rows = append(router.rows, []string{
+		r.Name, r.Listeners["ingress"], strconv.FormatInt(r.InFlight, 10), fmt.Sprintf("%d of %d", connected, len(r.Status.Nodes)),
+		strconv.Itoa(r.Status.Endpoints), strconv.Itoa(r.Status.Models),
+	})
+	served := section{header: []string{"MODEL", "POOL", "SERVED AS", "WEIGHT", "READY", "ENDPOINTS"}}
+	for _, m := range r.Models {
+		for _, t := range m.Targets {
+			served.rows = append(served.rows, []string{
+				m.Name, t.Pool, t.ServedModel, strconv.Itoa(t.Weight), yesNo(t.Ready), strconv.Itoa(t.Endpoints),
+			})
+		}
+	}
+	lost := section{header: []string{"LOST NODE", "ADDRESS", "LAST REPORT", "CAUSE"}}
+	for _, n := range r.Status.Nodes {
+		if n.Connected {
+			continue
+		}
+		age := "never"
+		if n.AgeSeconds >= 0 {
+			age = time.Duration(n.AgeSeconds*float64(time.Second)).Round(time.Second).String() + " ago"
+		}
+		lost.rows = append(lost.rows, []string{n.Name, n.Address, age, n.Detail})
+	}
+	return []section{router, served, lost}
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func endpointState(e admin.Endpoint) string {
+	switch {
+	case !e.Reachable:
+		return "unreachable"
+	case e.Draining:
+		return "draining"
+	}
+	return "serving"
+}
+
+// healthOf counts devices by health: "3 healthy, 1 unhealthy".
+func healthOf(devices []admin.Device) string {
+	count := map[string]int{}
+	for _, d := range devices {
+		count[d.Health]++
+	}
+	var found []string
+	for _, health := range []string{"healthy", "degraded", "unhealthy"} {
+		if count[health] > 0 {
+			found = append(found, fmt.Sprintf("%d %s", count[health], health))
+		}
+	}
+	return strings.Join(found, ", ")
+}
+
+func space(s admin.Space) string {
+	if s.Capacity == 0 {
+		return ""
+	}
+	return units.Bytes(s.Used).Human() + " of " + units.Bytes(s.Capacity).Human()
+}
