@@ -1,0 +1,293 @@
+package nodeagent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hearth-dev/hearth/dradriver/device"
+	"github.com/hearth-dev/hearth/identity"
+	"github.com/hearth-dev/hearth/nodeagent/endpoints"
+	"github.com/hearth-dev/hearth/units"
+	"github.com/hearth-dev/hearth/weightcache/artifact"
+)
+
+// Kind is the kind of an agent's configuration file.
+const Kind = "AgentConfig"
+
+// Roles of an agent.
+const (
+	RoleControl = "control" // endpoints, health, report
+	RoleData    = "data"    // weights and the mirror
+)
+
+// Types of sources.
+const (
+	SourceHub = "hub"
+	SourceDir = "dir"
+)
+
+// maxSocketPath is the longest path the kernel takes for a unix socket.
+const maxSocketPath = 107
+
+// Config is an agent's configuration, read by configfile over Default.
+type Config struct {
+	// Node is the node's name, unique among the nodes a router knows.
+	Node string `yaml:"node"`
+	// Roles are RoleControl and RoleData; one process runs both.
+	Roles     []string   `yaml:"roles"`
+	Listen    Listen     `yaml:"listen"`
+	TLS       TLS        `yaml:"tls"`
+	Weights   Weights    `yaml:"weights"`
+	Sources   []Source   `yaml:"sources"`
+	Models    []string   `yaml:"models"` // refs that are kept Ready
+	Endpoints []Endpoint `yaml:"endpoints"`
+	Devices   []Device   `yaml:"devices"`
+	Health    Health     `yaml:"health"`
+}
+
+// Listen holds the addresses the agent serves on, "host:port" each; empty
+// turns a TCP listener off.
+type Listen struct {
+	Mirror string `yaml:"mirror"`
+	Report string `yaml:"report"`
+	Admin  string `yaml:"admin"`
+	Socket string `yaml:"socket"` // path of the unix socket; empty turns it off
+	// Insecure allows plain text on addresses that are not loopback.
+	Insecure bool `yaml:"insecure"`
+}
+
+// TLS holds PEM files. With them the report is always mTLS; mirror and admin
+// are TLS where their address is not loopback.
+type TLS struct {
+	Cert string `yaml:"cert"`
+	Key  string `yaml:"key"`
+	CA   string `yaml:"ca"`
+}
+
+func (t TLS) set() bool { return t != TLS{} }
+
+// Weights configures the weight cache.
+type Weights struct {
+	Dir      string      `yaml:"dir"`
+	ViewsDir string      `yaml:"viewsDir"` // on the file system of dir; empty puts it beside dir
+	Budget   units.Bytes `yaml:"budget"`   // 0: what the drive has
+	KeepFree units.Bytes `yaml:"keepFree"` // left free on the drive
+	Rate     units.Rate  `yaml:"rate"`     // of all pulls together
+	// SegmentSize is the length of one ranged request.
+	SegmentSize  units.Bytes    `yaml:"segmentSize"`
+	Streams      int            `yaml:"streams"` // parallel requests of all pulls
+	StallTimeout units.Duration `yaml:"stallTimeout"`
+	ScrubEvery   units.Duration `yaml:"scrubEvery"` // 0 never
+	ScrubRate    units.Rate     `yaml:"scrubRate"`
+}
+
+// Source is an origin of artifacts and the refs it may serve.
+type Source struct {
+	Name      string   `yaml:"name"`
+	Type      string   `yaml:"type"`      // SourceHub or SourceDir
+	URL       string   `yaml:"url"`       // hub: base URL of the hub or mirror
+	Root      string   `yaml:"root"`      // dir: absolute folder
+	TokenFile string   `yaml:"tokenFile"` // hub: file with a bearer token, read per request
+	Refs      []string `yaml:"refs"`      // patterns on "org/name" or the path
+}
+
+// Endpoint is a local engine.
+type Endpoint struct {
+	Name        string   `yaml:"name"`
+	URL         string   `yaml:"url"`
+	Engine      string   `yaml:"engine"`
+	Pool        string   `yaml:"pool"`
+	Accelerator string   `yaml:"accelerator"`
+	Devices     []string `yaml:"devices"`
+	Ref         string   `yaml:"ref"`
+	Models      []string `yaml:"models"` // served names; empty asks the engine
+}
+
+// Device is a simulated device.
+type Device struct {
+	ID      string `yaml:"id"`
+	Product string `yaml:"product"`
+}
+
+// Health configures the health of devices.
+type Health struct {
+	XIDTable    string `yaml:"xidTable"`    // file whose rows replace built-in ones
+	AllowInject bool   `yaml:"allowInject"` // takes facts from the local socket
+	StateDir    string `yaml:"stateDir"`
+}
+
+// Default is the configuration of an agent without sources and engines.
+func Default() Config {
+	local := func(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
+	return Config{
+		Roles: []string{RoleControl, RoleData},
+		Listen: Listen{
+			Mirror: local(identity.PortMirror), Report: local(identity.PortReport), Admin: local(identity.PortAgentAdmin),
+			Socket: identity.RuntimeDir + "/agent.sock",
+		},
+		Weights: Weights{
+			Dir: identity.StateDir + "/weights", SegmentSize: 16 * units.MiB, Streams: 8,
+			StallTimeout: units.Duration(30 * time.Second), ScrubEvery: units.Duration(7 * 24 * time.Hour),
+			ScrubRate: units.Rate(64 * units.MiB), KeepFree: units.GiB,
+		},
+		Health: Health{StateDir: identity.StateDir + "/health"},
+	}
+}
+
+// Validate names every field that cannot be, and what would be right.
+func (c Config) Validate() error {
+	v := &problems{}
+	v.check(c.Node != "" && len(c.Node) <= 253 && !strings.ContainsAny(c.Node, "/ \t\n"), "node", "is %q, want this node's name (or --node NAME)", c.Node)
+	roles := slices.Compact(slices.Sorted(slices.Values(c.Roles)))
+	v.check(slices.Equal(roles, []string{RoleControl, RoleData}), "roles", "are %q, want [control, data]: one process runs both", c.Roles)
+	c.Listen.validate(v, c.TLS)
+	if c.TLS.set() {
+		v.check(c.TLS.Cert != "" && c.TLS.Key != "" && c.TLS.CA != "", "tls", "wants all of cert, key and ca, or none")
+	}
+	c.Weights.validate(v)
+	names := map[string]bool{}
+	for i, s := range c.Sources {
+		field := fmt.Sprintf("sources[%d]", i)
+		v.check(s.Name != "" && !names[s.Name], field+".name", "is %q, want a name that no other source has", s.Name)
+		names[s.Name] = true
+		s.validate(v, field)
+	}
+	for i, ref := range c.Models {
+		_, err := artifact.ParseRef(ref)
+		v.check(err == nil, fmt.Sprintf("models[%d]", i), "is not a ref: %v", err)
+	}
+	ids := map[string]bool{}
+	for i, d := range c.Devices {
+		v.check(d.ID != "" && len(d.ID) <= 253 && !ids[d.ID], fmt.Sprintf("devices[%d].id", i), "is %q, want an id that no other device has", d.ID)
+		ids[d.ID] = true
+	}
+	v.check(len(c.Devices) <= 256, "devices", "has %d entries, want at most 256", len(c.Devices))
+	c.validateEndpoints(v, ids)
+	v.check(c.Health.StateDir == "" || filepath.IsAbs(c.Health.StateDir), "health.stateDir", "is %q, want an absolute path", c.Health.StateDir)
+	v.check(c.Health.XIDTable == "" || filepath.IsAbs(c.Health.XIDTable), "health.xidTable", "is %q, want an absolute path", c.Health.XIDTable)
+	return v.err()
+}
+
+func (l Listen) validate(v *problems, tls TLS) {
+	for _, a := range []struct{ field, addr string }{{"listen.mirror", l.Mirror}, {"listen.report", l.Report}, {"listen.admin", l.Admin}} {
+		if a.addr == "" {
+			continue
+		}
+		_, port, err := net.SplitHostPort(a.addr)
+		if err != nil || port == "" {
+			v.add(a.field, "is %q, want host:port", a.addr)
+			continue
+		}
+		v.check(isLoopback(a.addr) || tls.set() || l.Insecure, a.field, "%q is not loopback: want tls.cert, tls.key and tls.ca, or listen.insecure: true", a.addr)
+	}
+	if l.Socket != "" {
+		v.check(filepath.IsAbs(l.Socket) && len(l.Socket) <= maxSocketPath, "listen.socket", "is %q, want an absolute path of at most %d bytes", l.Socket, maxSocketPath)
+	}
+}
+
+func (w Weights) validate(v *problems) {
+	v.check(filepath.IsAbs(w.Dir), "weights.dir", "is %q, want an absolute path", w.Dir)
+	v.check(w.ViewsDir == "" || filepath.IsAbs(w.ViewsDir), "weights.viewsDir", "is %q, want an absolute path", w.ViewsDir)
+	v.check(w.SegmentSize >= 64*units.KiB && w.SegmentSize <= 64*units.MiB, "weights.segmentSize", "is %s, want 64KiB to 64MiB", w.SegmentSize)
+	v.check(w.Streams >= 1 && w.Streams <= 64, "weights.streams", "is %d, want 1 to 64", w.Streams)
+	v.check(w.StallTimeout > 0, "weights.stallTimeout", "is %s, want a positive duration such as 30s", w.StallTimeout)
+	v.check(w.ScrubEvery >= 0, "weights.scrubEvery", "is %s, want a duration such as 168h, or 0 for never", w.ScrubEvery)
+}
+
+func (s Source) validate(v *problems, field string) {
+	switch s.Type {
+	case SourceHub:
+		v.check(strings.HasPrefix(s.URL, "http://") || strings.HasPrefix(s.URL, "https://"), field+".url", "is %q, want the base URL of a hub or mirror", s.URL)
+		v.check(s.Root == "", field+".root", "is for type dir only")
+		v.check(s.TokenFile == "" || filepath.IsAbs(s.TokenFile), field+".tokenFile", "is %q, want an absolute path", s.TokenFile)
+	case SourceDir:
+		v.check(filepath.IsAbs(s.Root), field+".root", "is %q, want an absolute folder", s.Root)
+		v.check(s.URL == "" && s.TokenFile == "", field, "of type dir takes neither url nor tokenFile")
+	default:
+		v.add(field+".type", "is %q, want hub or dir", s.Type)
+	}
+	v.check(len(s.Refs) > 0, field+".refs", `is empty, want patterns such as "org/*": nothing is allowed unsaid`)
+	for i, pattern := range s.Refs {
+		_, err := path.Match(strings.TrimSuffix(pattern, "/**"), "")
+		v.check(err == nil && pattern != "", fmt.Sprintf("%s.refs[%d]", field, i), "is %q, want a pattern such as org/name or org/*", pattern)
+	}
+}
+
+func (c Config) validateEndpoints(v *problems, devices map[string]bool) {
+	names := map[string]bool{}
+	v.check(len(c.Endpoints) <= endpoints.MaxEndpoints, "endpoints", "has %d entries, want at most %d", len(c.Endpoints), endpoints.MaxEndpoints)
+	for i, e := range c.Endpoints {
+		field := fmt.Sprintf("endpoints[%d]", i)
+		v.check(e.Name != "" && len(e.Name) <= 253 && !strings.Contains(e.Name, "/") && !names[e.Name], field+".name", "is %q, want a name without / that no other endpoint has", e.Name)
+		names[e.Name] = true
+		v.check(endpoints.CheckURL(e.URL) == nil, field+".url", "is %q, want http://host:port", e.URL)
+		v.check(slices.Contains(endpoints.Engines, e.Engine), field+".engine", "is %q, want one of %s", e.Engine, strings.Join(endpoints.Engines, ", "))
+		v.check(e.Pool != "", field+".pool", "is empty, want the router's name of the pool")
+		for _, id := range e.Devices {
+			v.check(devices[id], field+".devices", "names %q, which is not under devices", id)
+		}
+		if e.Ref != "" {
+			_, err := artifact.ParseRef(e.Ref)
+			v.check(err == nil, field+".ref", "is not a ref: %v", err)
+		}
+	}
+}
+
+func (c Config) endpoints() []endpoints.Endpoint {
+	list := make([]endpoints.Endpoint, 0, len(c.Endpoints))
+	for _, e := range c.Endpoints {
+		ref := e.Ref
+		if parsed, err := artifact.ParseRef(ref); err == nil {
+			ref = parsed.String()
+		}
+		list = append(list, endpoints.Endpoint{
+			Name: e.Name, URL: strings.TrimSuffix(e.URL, "/"), Engine: e.Engine, Pool: e.Pool,
+			Accelerator: e.Accelerator, Devices: e.Devices, Ref: ref, Models: e.Models,
+		})
+	}
+	return list
+}
+
+func (c Config) devices() []device.Device {
+	list := make([]device.Device, 0, len(c.Devices))
+	for _, d := range c.Devices {
+		list = append(list, device.Device{ID: device.ID(d.ID), Product: d.Product})
+	}
+	return list
+}
+
+// isLoopback tells whether only this machine can reach an address. A name is
+// not, save localhost.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// problems gathers what is wrong, one line a field.
+type problems struct{ list []error }
+
+func (p *problems) add(field, format string, args ...any) {
+	p.list = append(p.list, fmt.Errorf("%s "+format, append([]any{field}, args...)...))
+}
+
+func (p *problems) check(ok bool, field, format string, args ...any) {
+	if !ok {
+		p.add(field, format, args...)
+	}
+}
+
+func (p *problems) err() error { return errors.Join(p.list...) }
