@@ -135,10 +135,10 @@ type Engine struct {
 
 // counters only grow. Tokens unless said.
 type counters struct {
-	prompt, generated, queries, hits uint64
-	finished                         map[string]uint64 // requests by finish reason
-	rejected                         uint64            // requests
-	prefillSeconds                   float64           // simulated, before Speedup
+	prompt, cached, generated, queries, hits uint64
+	finished                                 map[string]uint64 // requests by finish reason
+	rejected                                 uint64            // requests
+	prefillSeconds                           float64           // simulated, before Speedup
 }
 
 // New checks the options and returns an engine with an empty cache.

@@ -10,10 +10,11 @@ import (
 
 // Stats is a snapshot of an engine's load and counters; tokens unless said.
 type Stats struct {
-	Running, Waiting               int // requests
-	KVUsage                        float64
-	PrefixQueries, PrefixHits      uint64
-	PromptTokens, GenerationTokens uint64
+	Running, Waiting           int // requests
+	KVUsage                    float64
+	PrefixQueries, PrefixHits  uint64
+	PromptTokens, CachedTokens uint64
+	GenerationTokens           uint64
 	// PrefillSeconds is the simulated time spent on prefills, before Speedup.
 	PrefillSeconds float64
 }
@@ -25,7 +26,7 @@ func (e *Engine) Stats() Stats {
 	c := e.mu.count
 	return Stats{
 		Running: e.mu.running, Waiting: len(e.mu.waiting), KVUsage: e.usageLocked(),
-		PrefixQueries: c.queries, PrefixHits: c.hits, PromptTokens: c.prompt, GenerationTokens: c.generated,
+		PrefixQueries: c.queries, PrefixHits: c.hits, PromptTokens: c.prompt, CachedTokens: c.cached, GenerationTokens: c.generated,
 		PrefillSeconds: c.prefillSeconds,
 	}
 }
@@ -55,6 +56,7 @@ func (e *Engine) handleMetrics(w http.ResponseWriter, _ *http.Request) {
 	one("vllm:prefix_cache_queries_total", "counter", "Prefix cache queries, in terms of number of queried tokens.", float64(s.PrefixQueries))
 	one("vllm:prefix_cache_hits_total", "counter", "Prefix cache hits, in terms of number of cached tokens.", float64(s.PrefixHits))
 	one("vllm:prompt_tokens_total", "counter", "Number of prefill tokens processed.", float64(s.PromptTokens))
+	one("vllm:prompt_tokens_cached_total", "counter", "Number of cached prompt tokens.", float64(s.CachedTokens))
 	one("vllm:generation_tokens_total", "counter", "Number of generation tokens processed.", float64(s.GenerationTokens))
 	family("vllm:request_success_total", "counter", "Count of successfully processed requests.")
 	for _, reason := range slices.Sorted(maps.Keys(finished)) {

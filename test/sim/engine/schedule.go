@@ -109,6 +109,7 @@ func (e *Engine) compute(ctx context.Context, s *sequence) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.count.prompt += uint64(s.promptTokens())
+	e.mu.count.cached += uint64(s.cached)
 	e.mu.count.prefillSeconds += d.Seconds()
 	e.keepLocked(s)
 	return nil
