@@ -26,49 +26,69 @@ func confidence(c *Candidate, cfg *Config) float64 {
 	return cfg.LoadHalfLife / (cfg.LoadHalfLife + age)
 }
 
-// costOf is the sum of termsOf.
-func costOf(req *Request, c *Candidate, cfg *Config) float64 {
-	t := termsOf(req, c, cfg)
-	return t.Cost
+// parts are the terms of a cost, in seconds; see Term.
+type parts struct {
+	prefill, backlog, decode, queue, memory, sticky, handicap float64
+
+	credit      int
+	load, trust float64
 }
 
-// termsOf estimates, in seconds, how long the request takes at the endpoint
-// and what it costs those who are there. Each term is at least 0 and rises
-// with what it measures.
+// sum is finite, whatever a candidate claims.
+func (p *parts) sum() float64 {
+	s := p.prefill + p.backlog + p.decode + p.queue + p.memory + p.sticky + p.handicap
+	if s < math.MaxFloat64 {
+		return s
+	}
+	return math.MaxFloat64
+}
+
+// costOf is how long the request takes at the endpoint and what it costs those
+// who are there, in seconds.
+func costOf(req *Request, c *Candidate, cfg *Config) float64 {
+	var p parts
+	p.weigh(req, c, cfg)
+	return p.sum()
+}
+
+// termsOf is costOf in its parts.
 func termsOf(req *Request, c *Candidate, cfg *Config) Term {
+	var p parts
+	p.weigh(req, c, cfg)
+	return Term{
+		ID: c.ID, Tier: tierOf(c).String(), Cost: p.sum(),
+		Prefill: p.prefill, Backlog: p.backlog, Decode: p.decode, Queue: p.queue, Memory: p.memory,
+		Sticky: p.sticky, Handicap: p.handicap,
+		MatchedBlocks: c.MatchedBlocks, CreditTokens: p.credit, Load: p.load, Confidence: p.trust,
+	}
+}
+
+// weigh estimates the terms. Each is at least 0 and rises with what it measures.
+func (p *parts) weigh(req *Request, c *Candidate, cfg *Config) {
 	rate := c.PrefillRate
 	if !(rate > 0) || math.IsInf(rate, 0) {
 		rate = cfg.PrefillRate
 	}
-	credit := creditTokens(req, c)
-	tokens := max(req.PromptTokens, 0)
-	trust := confidence(c, cfg)
+	p.credit = creditTokens(req, c)
+	p.trust = confidence(c, cfg)
 	// What others have there, as far as the report is believed, and what this
 	// router knows it has there.
-	own := float64(max(c.InFlight, 0))
-	foreign := trust * float64(max(c.Running+c.Waiting-max(c.InFlightAtReport, 0), 0))
-	load := own + foreign
+	foreign := max(c.Running, 0) + max(c.Waiting, 0) - max(c.InFlightAtReport, 0)
+	p.load = float64(max(c.InFlight, 0)) + p.trust*float64(max(foreign, 0))
 
-	t := Term{
-		ID: c.ID, Tier: tierOf(c).String(), MatchedBlocks: c.MatchedBlocks, CreditTokens: credit,
-		Load: load, Confidence: trust,
-		Prefill: float64(tokens-credit) / rate,
-		Backlog: float64(max(c.InFlightPromptTokens, 0)) / rate,
-		Decode:  load*cfg.DecodeSeconds + float64(max(c.InFlightDecodeTokens, 0))*cfg.DecodeTokenSeconds,
-		Queue:   queueSeconds(c, cfg, load, trust),
-	}
-	if len(req.Keys) > 0 {
-		missing := 1 - float64(min(max(c.MatchedBlocks, 0), len(req.Keys)))/float64(len(req.Keys))
-		t.Sticky = missing * cfg.StickySeconds
+	p.prefill = float64(max(req.PromptTokens, 0)-p.credit) / rate
+	p.backlog = float64(max(c.InFlightPromptTokens, 0)) / rate
+	p.decode = p.load*cfg.DecodeSeconds + float64(max(c.InFlightDecodeTokens, 0))*cfg.DecodeTokenSeconds
+	p.queue = queueSeconds(c, cfg, p.load, p.trust)
+	if n := len(req.Keys); n > 0 {
+		p.sticky = float64(n-min(max(c.MatchedBlocks, 0), n)) / float64(n) * cfg.StickySeconds
 	}
 	if usage := min(c.KVUsage, 1); usage > KVFree {
-		t.Memory = trust * (usage - KVFree) / (1 - KVFree) * cfg.KVFullSeconds
+		p.memory = p.trust * (usage - KVFree) / (1 - KVFree) * cfg.KVFullSeconds
 	}
 	if c.Health == Degraded {
-		t.Handicap = cfg.DegradedSeconds
+		p.handicap = cfg.DegradedSeconds
 	}
-	t.Cost = t.Prefill + t.Backlog + t.Decode + t.Queue + t.Memory + t.Sticky + t.Handicap
-	return t
 }
 
 // assumedSlots stands in where an engine does not say how many requests it

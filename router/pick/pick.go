@@ -182,7 +182,8 @@ func tierOf(c *Candidate) tier {
 
 // Pick chooses the candidate of least cost in the best tier of health. A
 // candidate that drains is never chosen, one that a request pins is the only
-// one that may be; every other property only weighs. It allocates nothing.
+// one that may be; every other property only weighs. It allocates nothing for
+// up to 256 candidates.
 func Pick(req *Request, candidates []Candidate, cfg Config) Decision {
 	cfg = cfg.withDefaults()
 	if req.Pin != "" {
@@ -206,7 +207,14 @@ func Pick(req *Request, candidates []Candidate, cfg Config) Decision {
 	if members == 1 {
 		return decide(req, candidates, &cfg, last, best, ReasonOnlyOne)
 	}
-	index, reason := pickAmong(req, candidates, &cfg, best)
+	var buffer [256]float64
+	among := field{req: req, candidates: candidates, cfg: &cfg, tier: best, members: members}
+	if len(candidates) <= len(buffer) {
+		among.costs = buffer[:len(candidates)]
+	} else {
+		among.costs = make([]float64, len(candidates))
+	}
+	index, reason := among.pick()
 	return decide(req, candidates, &cfg, index, best, reason)
 }
 
@@ -267,53 +275,60 @@ func decide(req *Request, candidates []Candidate, cfg *Config, index int, t tier
 	return d
 }
 
-// pickAmong weighs the members of one tier, two or more.
-func pickAmong(req *Request, candidates []Candidate, cfg *Config, best tier) (int, Reason) {
-	least, cheapest, longest, held, members := math.Inf(1), -1, 0, 0, 0
-	for i := range candidates {
-		c := &candidates[i]
-		if tierOf(c) != best {
+// field is the choice among the members of one tier, two or more.
+type field struct {
+	req        *Request
+	candidates []Candidate
+	cfg        *Config
+	tier       tier
+	members    int
+	costs      []float64 // by candidate, infinite outside the tier
+}
+
+func (f *field) pick() (int, Reason) {
+	least, cheapest, longest, held := math.Inf(1), -1, 0, 0
+	for i := range f.candidates {
+		c := &f.candidates[i]
+		if tierOf(c) != f.tier {
+			f.costs[i] = math.Inf(1)
 			continue
 		}
-		members++
 		held += max(c.HeldBlocks, 0)
 		longest = max(longest, c.MatchedBlocks)
-		if cost := costOf(req, c, cfg); cost < least || cheapest < 0 {
+		cost := costOf(f.req, c, f.cfg)
+		f.costs[i] = cost
+		if cost < least || cheapest < 0 {
 			least, cheapest = cost, i
 		}
 	}
-	if longest > 0 && candidates[cheapest].MatchedBlocks == longest {
-		return pickEqual(req, candidates, cfg, best, least, longest, ReasonPrefix)
+	if longest > 0 && f.candidates[cheapest].MatchedBlocks == longest {
+		return f.equal(least, longest, ReasonPrefix)
 	}
 	if longest > 0 {
-		if candidates[cheapest].MatchedBlocks > 0 {
-			return cheapest, ReasonSaturated
-		}
-		return pickEqual(req, candidates, cfg, best, least, 0, ReasonSaturated)
+		return f.equal(least, max(f.candidates[cheapest].MatchedBlocks, 0), ReasonSaturated)
 	}
-	if len(req.Keys) > 0 {
+	if len(f.req.Keys) > 0 {
 		// Bounded load: a home that holds a quarter more than its share is passed by.
-		bound := held/members + held/members/4 + len(req.Keys)
-		if i := pickHome(req, candidates, cfg, best, least+cfg.NearSeconds, bound); i >= 0 {
+		bound := held/f.members + held/f.members/4 + len(f.req.Keys)
+		if i := f.home(least+f.cfg.NearSeconds, bound); i >= 0 {
 			return i, ReasonCold
 		}
 	}
-	return pickEqual(req, candidates, cfg, best, least, 0, ReasonLeastLoaded)
+	return f.equal(least, 0, ReasonLeastLoaded)
 }
 
-// pickHome gives the rendezvous home of the request's first blocks among the
+// home gives the rendezvous home of the request's first blocks among the
 // candidates near the least cost, -1 where all of them hold more than bound.
-func pickHome(req *Request, candidates []Candidate, cfg *Config, best tier, upTo float64, bound int) int {
+func (f *field) home(upTo float64, bound int) int {
 	// The fourth key covers the first KiB: it tells conversations apart, and
 	// what the client appends later does not change it.
-	key := req.Keys[min(len(req.Keys), 4)-1]
+	key := f.req.Keys[min(len(f.req.Keys), 4)-1]
 	home, highest := -1, uint64(0)
-	for i := range candidates {
-		c := &candidates[i]
-		if tierOf(c) != best || c.HeldBlocks > bound || costOf(req, c, cfg) > upTo {
+	for i, cost := range f.costs {
+		if cost > upTo || f.candidates[i].HeldBlocks > bound {
 			continue
 		}
-		if score := mix(key ^ xxhash.Sum64String(c.ID)); home < 0 || score > highest {
+		if score := mix(key ^ xxhash.Sum64String(f.candidates[i].ID)); home < 0 || score > highest {
 			home, highest = i, score
 		}
 	}
@@ -323,17 +338,16 @@ func pickHome(req *Request, candidates []Candidate, cfg *Config, best tier, upTo
 // equalSeconds is the difference below which costs are the same.
 const equalSeconds = 1e-6
 
-// pickEqual spreads over the candidates of equal least cost that hold exactly
-// the given number of blocks; one alone keeps the reason it was found for.
-func pickEqual(req *Request, candidates []Candidate, cfg *Config, best tier, least float64, blocks int, reason Reason) (int, Reason) {
+// equal spreads over the candidates of equal least cost that hold exactly the
+// given number of blocks; one alone keeps the reason it was found for.
+func (f *field) equal(least float64, blocks int, reason Reason) (int, Reason) {
 	chosen, highest, equal := -1, uint64(0), 0
-	for i := range candidates {
-		c := &candidates[i]
-		if tierOf(c) != best || c.MatchedBlocks != blocks || costOf(req, c, cfg) > least+equalSeconds {
+	for i, cost := range f.costs {
+		if cost > least+equalSeconds || max(f.candidates[i].MatchedBlocks, 0) != blocks {
 			continue
 		}
 		equal++
-		if score := mix(req.Tie ^ xxhash.Sum64String(c.ID)); chosen < 0 || score > highest {
+		if score := mix(f.req.Tie ^ xxhash.Sum64String(f.candidates[i].ID)); chosen < 0 || score > highest {
 			chosen, highest = i, score
 		}
 	}
