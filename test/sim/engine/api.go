@@ -37,9 +37,9 @@ func writeError(w http.ResponseWriter, status int, kind, param, message string) 
 
 // refuse answers with what err means before any byte of an answer was sent.
 func refuse(w http.ResponseWriter, err error) {
-	var api *apiError
+	api, refused := errors.AsType[*apiError](err)
 	switch {
-	case errors.As(err, &api):
+	case refused:
 		writeError(w, api.status, api.kind, api.param, api.message)
 	case errors.Is(err, errTooLong):
 		writeError(w, http.StatusBadRequest, "BadRequestError", "input_tokens", err.Error())
@@ -64,14 +64,13 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 
 // abort breaks the connection off, so that the client sees no clean end.
 func abort() {
-	panic(http.ErrAbortHandler) //nolint:forbidigo // the only way net/http offers to break a connection off
+	panic(http.ErrAbortHandler)
 }
 
 // decode reads a bounded JSON body into v and checks the model it names.
 func (e *Engine) decode(w http.ResponseWriter, r *http.Request, v any, model *string) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.opts.BodyLimit)))
-	var tooBig *http.MaxBytesError
-	if errors.As(err, &tooBig) {
+	if _, tooBig := errors.AsType[*http.MaxBytesError](err); tooBig {
 		return &apiError{http.StatusRequestEntityTooLarge, "BadRequestError", "", "request body is too large"}
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"container/list"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 )
@@ -77,8 +78,8 @@ func (c *blockCache) insert(hashes []uint64, have int) {
 // release drops one reference of each block. The last of a chain becomes idle
 // first, so that it is evicted before the blocks it depends on.
 func (c *blockCache) release(hashes []uint64) {
-	for i := len(hashes) - 1; i >= 0; i-- {
-		b, ok := c.blocks[hashes[i]]
+	for _, hash := range slices.Backward(hashes) {
+		b, ok := c.blocks[hash]
 		if !ok || b.refs == 0 {
 			continue
 		}

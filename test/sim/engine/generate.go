@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 )
 
@@ -51,7 +52,7 @@ func (g *generation) seed() uint64 {
 // generated so far. It returns the finish reason.
 func (g *generation) run(ctx context.Context, text []byte, admitted func(*sequence) error, token func(string, *sequence, int) error) (*sequence, string, error) {
 	e := g.engine
-	s := &sequence{text: text[:len(text):len(text)], prompt: len(text), maxTokens: g.max}
+	s := &sequence{text: slices.Clip(text), prompt: len(text), maxTokens: g.max}
 	if len(text) == 0 {
 		return nil, "", badRequest("prompt", "the prompt is empty")
 	}
