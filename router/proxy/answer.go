@@ -72,14 +72,21 @@ func (a *answer) copy(length int64) {
 		}
 	}
 	a.remember(look.id)
-	outcome, failure := outcomeOK, FailureNone
-	if a.c.Status >= 400 {
-		outcome = outcomeEngineError
-	}
-	if a.c.Status >= 500 {
-		failure = FailureServer
-	}
+	outcome, failure := verdict(a.c.Status, false)
 	a.end(outcome, failure, look.usage, ttft, total/4)
+}
+
+// verdict says what a whole answer means for the record and for the endpoint.
+func verdict(status int, failed bool) (string, Failure) {
+	switch {
+	case status >= 500:
+		return outcomeEngineError, FailureServer
+	case status >= 400:
+		return outcomeEngineError, FailureClient
+	case failed:
+		return outcomeEngineError, FailureNone
+	}
+	return outcomeOK, FailureNone
 }
 
 // stream relays an event stream, scanning it and flushing as it comes.
@@ -127,13 +134,7 @@ func (a *answer) stream() {
 		return
 	}
 	a.remember(a.scan.id)
-	outcome, failure := outcomeOK, FailureNone
-	if a.scan.failed || a.c.Status >= 400 {
-		outcome = outcomeEngineError
-	}
-	if a.c.Status >= 500 {
-		failure = FailureServer
-	}
+	outcome, failure := verdict(a.c.Status, a.scan.failed)
 	a.end(outcome, failure, a.scan.usage, ttft, a.scan.content)
 }
 
@@ -217,7 +218,7 @@ func (a *answer) end(outcome string, failure Failure, u usage, ttft time.Duratio
 			c.CompletionTokens = 0
 		}
 	}
-	a.res.Done(Outcome{Failure: failure, PromptTokens: u.prompt, CachedTokens: u.cached, CachedKnown: u.cachedKnown,
+	a.res.Done(Outcome{Failure: failure, PromptTokens: u.prompt, CachedTokens: u.cached, UsageKnown: u.known,
 		CompletionTokens: u.completion, TTFT: ttft})
 	a.p.finish(c.Exchange)
 }

@@ -75,8 +75,7 @@ type Reservation interface {
 // Failure is how an attempt ended, as passive health needs to know it.
 type Failure uint8
 
-// Failures. Client faults and client aborts are FailureNone or
-// FailureClientGone: they say nothing about the endpoint.
+// Failures. FailureClient and FailureClientGone say nothing about the endpoint.
 const (
 	FailureNone       Failure = iota
 	FailureDial               // no connection
@@ -85,6 +84,7 @@ const (
 	FailureTimeout            // no response in time
 	FailureServer             // status 5xx
 	FailureClientGone         // the client left first
+	FailureClient             // status 4xx: the request's fault
 )
 
 // Outcome is what one attempt came to.
@@ -92,8 +92,8 @@ type Outcome struct {
 	Failure          Failure
 	PromptTokens     int
 	CachedTokens     int
-	CachedKnown      bool // the engine reported cached tokens
 	CompletionTokens int
+	UsageKnown       bool          // the engine reported the three counts
 	TTFT             time.Duration // to the first content, 0 if none came
 }
 

@@ -1,0 +1,70 @@
+package admin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// maxExplain bounds the request body of an explanation in bytes.
+const maxExplain = 32 << 20
+
+// Backend answers the API's questions.
+type Backend interface {
+	Status() Status
+	Endpoints() []Endpoint
+	Models() []Model
+	// Explain reads a request body as the ingress would. The error is the client's fault.
+	Explain(body []byte) (Explanation, error)
+}
+
+// Handler serves the API.
+func Handler(b Backend) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, b.Status()) })
+	mux.HandleFunc("GET /v1/endpoints", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, map[string][]Endpoint{"endpoints": b.Endpoints()})
+	})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, map[string][]Model{"models": b.Models()})
+	})
+	mux.HandleFunc("POST /v1/explain", Explain(b))
+	return mux
+}
+
+// Explain is the handler of POST /v1/explain, also served as /debug/decide.
+func Explain(b Backend) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxExplain))
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			refuse(w, http.StatusRequestEntityTooLarge, fmt.Errorf("the body is longer than %d bytes", maxExplain))
+			return
+		}
+		if err != nil {
+			return
+		}
+		e, err := b.Explain(body)
+		if err != nil {
+			refuse(w, http.StatusBadRequest, err)
+			return
+		}
+		answer(w, e)
+	}
+}
+
+func answer(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Hearth-API", Version)
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(v)
+}
+
+func refuse(w http.ResponseWriter, status int, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Hearth-API", Version)
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]map[string]string{"error": {"message": err.Error()}})
+}

@@ -1,0 +1,197 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hearth-dev/hearth/router/admin"
+	"github.com/hearth-dev/hearth/router/pool"
+)
+
+// engine is an OpenAI-compatible fake that answers a fixed text and usage.
+func engine(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	const usage = `"usage":{"prompt_tokens":40,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":32}}`
+	if !bytes.Contains(body, []byte(`"stream":true`)) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"id":"c","choices":[{"message":{"content":"hi"}}],%s}`, usage)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	_, _ = io.WriteString(w, `data: {"choices":[{"delta":{"content":"hi"}}]}`+"\n\n")
+	if bytes.Contains(body, []byte(`"include_usage":true`)) {
+		_, _ = io.WriteString(w, `data: {"choices":[],`+usage+"}\n\n")
+	}
+	_, _ = io.WriteString(w, "data: [DONE]\n\n")
+}
+
+// config is a router on free loopback ports in front of one engine.
+func config(t *testing.T, engineURL string) Config {
+	t.Helper()
+	dir := t.TempDir()
+	cfg := Default()
+	cfg.Listen = Listen{Ingress: "127.0.0.1:0", Admin: "127.0.0.1:0", Socket: filepath.Join(dir, "router.sock")}
+	cfg.Metering.File = filepath.Join(dir, "usage.jsonl")
+	cfg.Pools = []pool.PoolConfig{{Name: "p", Endpoints: []pool.EndpointConfig{{URL: engineURL, Accelerator: "h100"}}}}
+	cfg.Models = []pool.ModelConfig{{Name: "m", Targets: []pool.TargetConfig{{Pool: "p", ServedModel: "served", Weight: 1}}}}
+	return cfg
+}
+
+// start runs a router until the test ends; stop ends it and gives Run's error.
+func start(t *testing.T, cfg Config, o Options) (r *Router, stop func() error) {
+	t.Helper()
+	r, err := New(cfg, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	select {
+	case <-r.Ready():
+	case err := <-done:
+		t.Fatalf("run: %v", err)
+	}
+	var result error
+	stopped := false
+	stop = func() error {
+		if !stopped {
+			stopped = true
+			cancel()
+			result = <-done
+		}
+		return result
+	}
+	t.Cleanup(func() { _ = stop() })
+	return r, stop
+}
+
+func request(t *testing.T, method, url, body string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(raw)
+}
+
+func TestARouterServesMetersAndExplains(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(engine))
+	t.Cleanup(s.Close)
+	cfg := config(t, s.URL)
+	r, stop := start(t, cfg, Options{})
+	at := r.Status().Listeners
+	ingress, adminURL := "http://"+at["ingress"], "http://"+at["admin"]
+
+	const chat = `{"model":"m","messages":[{"role":"user","content":"hello"}]`
+	if code, got := request(t, http.MethodPost, ingress+"/v1/chat/completions", chat+"}"); code != 200 || !strings.Contains(got, `"hi"`) {
+		t.Fatalf("chat gave %d %s", code, got)
+	}
+	if code, got := request(t, http.MethodPost, ingress+"/v1/chat/completions", chat+`,"stream":true}`); code != 200 || strings.Contains(got, "usage") || !strings.HasSuffix(got, "data: [DONE]\n\n") {
+		t.Fatalf("stream gave %d %q", code, got)
+	}
+	if code, _ := request(t, http.MethodGet, adminURL+"/readyz", ""); code != 200 {
+		t.Fatalf("readyz gave %d", code)
+	}
+	client, err := admin.NewClient(cfg.Listen.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if x, err := client.Explain(t.Context(), []byte(chat+"}")); err != nil || x.Chosen != s.URL {
+		t.Fatalf("explain gave %+v, %v", x, err)
+	}
+	if _, got := request(t, http.MethodGet, adminURL+"/metrics", ""); !strings.Contains(got, `hearth_router_tokens_total{kind="completion",model="m"} 4`) {
+		t.Fatalf("metrics lack the tokens:\n%s", got)
+	}
+	if code, got := request(t, http.MethodGet, adminURL+"/debug/config", ""); code != 200 || !strings.Contains(got, "servedModel: served") {
+		t.Fatalf("debug config gave %d %s", code, got)
+	}
+	if err := stop(); err != nil {
+		t.Fatalf("run ended with %v", err)
+	}
+	raw, err := os.ReadFile(cfg.Metering.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	if len(lines) != 2 {
+		t.Fatalf("%d usage records, want 2:\n%s", len(lines), raw)
+	}
+	for _, line := range lines {
+		var record map[string]any
+		if err := json.Unmarshal([]byte(line), &record); err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range map[string]any{
+			"schema": "hearth.dev/usage/v1", "model": "m", "servedModel": "served", "accelerator": "h100", "consumer": "anonymous",
+			"promptTokens": 40.0, "cachedTokens": 32.0, "completionTokens": 2.0, "estimated": false, "outcome": "ok",
+		} {
+			if record[name] != want {
+				t.Errorf("record has %s %v, want %v", name, record[name], want)
+			}
+		}
+	}
+}
+
+func TestAChangedFileIsTakenAndAnInvalidOneKeepsTheOld(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(engine))
+	t.Cleanup(s.Close)
+	cfg := config(t, s.URL)
+	path := filepath.Join(t.TempDir(), "router.yaml")
+	write := func(model string) {
+		t.Helper()
+		text := fmt.Sprintf("apiVersion: hearth.dev/v1alpha1\nkind: RouterConfig\nlisten: {ingress: '127.0.0.1:0', admin: '127.0.0.1:0'}\n"+
+			"pools: [{name: p, endpoints: [{url: '%s'}]}]\nmodels: [{name: %s, targets: [{pool: p, weight: 1}]}]\n", s.URL, model)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("m")
+	r, _ := start(t, cfg, Options{ConfigFile: path})
+	write("other")
+	until(t, func() bool { m := r.Models(); return len(m) == 1 && m[0].Name == "other" })
+	write("'' # empty name")
+	until(t, func() bool { return r.Status().Config.Error != "" })
+	if m := r.Models(); len(m) != 1 || m[0].Name != "other" {
+		t.Fatalf("models %+v after an invalid file", m)
+	}
+}
+
+// until waits for a state that a signal would only hint at.
+func until(t *testing.T, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatal("the state did not come")
+		}
+	}
+}
