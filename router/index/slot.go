@@ -46,6 +46,13 @@ func (s *Slot) Cap() int {
 	return s.capacity
 }
 
+// Usage is Len and Cap of one moment.
+func (s *Slot) Usage() (held, capacity int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.entries), s.capacity
+}
+
 // Match counts the leading keys held, in O(log n) look-ups. It does not count
 // as a use.
 func (s *Slot) Match(keys []uint64, salt uint64) int {

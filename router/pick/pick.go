@@ -286,14 +286,14 @@ type field struct {
 }
 
 func (f *field) pick() (int, Reason) {
-	least, cheapest, longest, held := math.Inf(1), -1, 0, 0
+	least, cheapest, longest, used := math.Inf(1), -1, 0, 0.0
 	for i := range f.candidates {
 		c := &f.candidates[i]
 		if tierOf(c) != f.tier {
 			f.costs[i] = math.Inf(1)
 			continue
 		}
-		held += max(c.HeldBlocks, 0)
+		used += memoryUse(c, 0)
 		longest = max(longest, c.MatchedBlocks)
 		cost := costOf(f.req, c, f.cfg)
 		f.costs[i] = cost
@@ -308,24 +308,30 @@ func (f *field) pick() (int, Reason) {
 		return f.equal(least, max(f.candidates[cheapest].MatchedBlocks, 0), ReasonSaturated)
 	}
 	if len(f.req.Keys) > 0 {
-		// Bounded load: a home that holds a quarter more than its share is passed by.
-		bound := held/f.members + held/f.members/4 + len(f.req.Keys)
-		if i := f.home(least+f.cfg.NearSeconds, bound); i >= 0 {
+		if i := f.home(least+f.cfg.NearSeconds, used/float64(f.members)); i >= 0 {
 			return i, ReasonCold
 		}
 	}
 	return f.equal(least, 0, ReasonLeastLoaded)
 }
 
+// memoryUse is the part of its prefix memory that an endpoint has in use, less
+// the given blocks; where the capacity is unknown it is a number of blocks.
+func memoryUse(c *Candidate, less int) float64 {
+	return float64(max(c.HeldBlocks, 0)-less) / float64(max(c.CapacityBlocks, 1))
+}
+
 // home gives the rendezvous home of the request's first blocks among the
-// candidates near the least cost, -1 where all of them hold more than bound.
-func (f *field) home(upTo float64, bound int) int {
+// candidates near the least cost. Its load is bounded: one whose memory is, even
+// without this request, in use by a quarter more than the mean is passed by. It is -1
+// where that leaves none.
+func (f *field) home(upTo, mean float64) int {
 	// The fourth key covers the first KiB: it tells conversations apart, and
 	// what the client appends later does not change it.
 	key := f.req.Keys[min(len(f.req.Keys), 4)-1]
 	home, highest := -1, uint64(0)
 	for i, cost := range f.costs {
-		if cost > upTo || f.candidates[i].HeldBlocks > bound {
+		if cost > upTo || memoryUse(&f.candidates[i], len(f.req.Keys)) > 1.25*mean {
 			continue
 		}
 		if score := mix(key ^ xxhash.Sum64String(f.candidates[i].ID)); home < 0 || score > highest {

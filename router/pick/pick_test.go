@@ -154,6 +154,21 @@ func TestAHomeThatHoldsMoreThanItsShareIsPassedBy(t *testing.T) {
 	}
 }
 
+func TestAFullSmallMemoryIsNoReasonToPassByALargeOne(t *testing.T) {
+	t.Parallel()
+	got := map[int]int{}
+	for seed := range uint64(400) {
+		cs := candidates(2, func(i int, c *Candidate) {
+			c.CapacityBlocks = 1000 + 9000*i
+			c.HeldBlocks = 1000 + 3000*i // the small one is full
+		})
+		got[Pick(prompt(8, seed), cs, Config{}).Index]++
+	}
+	if got[1] != 400 {
+		t.Errorf("cold prompts went to %v", got)
+	}
+}
+
 // random draws a candidate of any kind.
 func random(rng *rand.Rand, i, blocks int) Candidate {
 	return Candidate{

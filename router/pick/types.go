@@ -56,9 +56,9 @@ type Candidate struct {
 	Suspended bool
 	// MatchedBlocks counts leading keys of the request this endpoint holds.
 	MatchedBlocks int
-	// HeldBlocks is the size of the endpoint's prefix memory in blocks; cold
-	// prefixes go where less is held.
-	HeldBlocks int
+	// HeldBlocks is what the endpoint's prefix memory holds of CapacityBlocks (0 =
+	// unknown); cold prefixes go where less of it is in use.
+	HeldBlocks, CapacityBlocks int
 	// Load the node reported, and its age. A stale report lowers confidence in
 	// Running, Waiting and KVUsage; it never removes the endpoint.
 	Running, Waiting int

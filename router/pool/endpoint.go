@@ -144,11 +144,12 @@ func (e *endpoint) takeLocked(f facts, loadMillis int64, loadAt, receivedAt time
 }
 
 // candidateLocked is the endpoint as Pick sees it.
-func (e *endpoint) candidateLocked(now time.Time, matched, held int, rate float64) pick.Candidate {
+func (e *endpoint) candidateLocked(now time.Time, matched int, rate float64) pick.Candidate {
+	held, capacity := e.slot.Usage()
 	c := pick.Candidate{
 		ID: e.id, Health: e.health, Draining: e.draining,
 		Suspended:     e.passive.suspended(now) || !e.reachable && now.Sub(e.reportedAt) < silenceForgives,
-		MatchedBlocks: matched, HeldBlocks: held,
+		MatchedBlocks: matched, HeldBlocks: held, CapacityBlocks: capacity,
 		Running: e.running, Waiting: e.waiting, MaxRunning: e.maxRunning, KVUsage: e.kvUsage,
 		InFlightAtReport: e.peakAtReport, InFlight: e.inFlight,
 		InFlightPromptTokens: e.promptInFlight, InFlightDecodeTokens: e.decodeInFlight,

@@ -45,6 +45,12 @@ func (p *Pools) Explain(req *pick.Request) Explanation {
 		asked[i] = true
 		x.Targets = append(x.Targets, p.explainTarget(&x, view, &m.targets[i], req))
 	}
+	for at := range x.Targets {
+		if t := &x.Targets[at]; x.Pool == t.Pool && x.Served == t.ServedModel {
+			t.Skipped = ""
+			break
+		}
+	}
 	for i := range m.targets {
 		if t := &m.targets[i]; !asked[i] {
 			missing, _ := t.lacks(req)
@@ -76,11 +82,13 @@ func (p *Pools) explainTarget(x *Explanation, view *routes, t *target, req *pick
 	switch {
 	case d.Index < 0:
 		out.Skipped, _ = t.pool.cause(t, req)
-	case x.Chosen == "":
+	case x.Chosen == "" || x.Alarm && !d.Alarm && req.Pin == "":
+		// A target that stands in goes before the least bad of one before it.
 		x.Pool, x.Served, x.Chosen = t.Pool, t.ServedModel, terms[d.Index].ID
 		x.Reason, x.Alarm, x.Credit = d.Reason, d.Alarm, d.CreditTokens
-	default:
-		out.Skipped = "a target before it takes the request"
+	}
+	if d.Index >= 0 {
+		out.Skipped = "another target takes the request"
 	}
 	return out
 }

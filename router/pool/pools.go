@@ -292,13 +292,22 @@ func (p *Pools) Acquire(req *pick.Request, avoid func(endpointID string) bool) (
 	}
 	var buffer [MaxTargets]int
 	order, unmet := m.order(req, buffer[:0])
+	// A target that stands in goes before the least bad of the drawn one's pool.
+	alarmed := false
 	for _, i := range order {
-		t := &m.targets[i]
-		if !t.ready {
-			continue
+		if t := &m.targets[i]; t.ready {
+			res, bad := p.acquireFrom(r, m, t, req, avoid, req.Pin != "")
+			if res != nil {
+				return res, nil
+			}
+			alarmed = alarmed || bad
 		}
-		if res := p.acquireFrom(r, m, t, req, avoid); res != nil {
-			return res, nil
+	}
+	for _, i := range order {
+		if t := &m.targets[i]; alarmed && t.ready {
+			if res, _ := p.acquireFrom(r, m, t, req, avoid, true); res != nil {
+				return res, nil
+			}
 		}
 	}
 	return nil, noEndpoint(m, order, unmet, avoid != nil, req)

@@ -354,6 +354,28 @@ func TestWeightsShareRequestsAndOrderStandsIn(t *testing.T) {
 	}
 }
 
+func TestATargetThatStandsInGoesBeforeTheLeastBad(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, Config{Models: []ModelConfig{{Name: "m", Targets: []TargetConfig{{Pool: "p"}, {Pool: "q"}}}}})
+	sick := func(pool string) *report.Report {
+		return &report.Report{
+			Endpoints: []*report.Endpoint{engine("a", pool)},
+			Devices:   []*report.Device{{Id: "gpu-a", Health: report.Health_HEALTH_UNHEALTHY}},
+		}
+	}
+	f.snapshot("one", sick("p"))
+	f.snapshot("two", &report.Report{Endpoints: []*report.Endpoint{engine("a", "q")}})
+	x := f.pools.Explain(ask(1, 4))
+	if r := f.acquire(ask(1, 4)); r.Pool != "q" || r.Decision().Alarm || x.Pool != "q" || x.Targets[1].Skipped != "" || x.Targets[0].Skipped == "" {
+		t.Errorf("went to %s, explained %+v", r.Pool, x)
+	}
+	f.snapshot("two", sick("q"))
+	x = f.pools.Explain(ask(1, 4))
+	if r := f.acquire(ask(1, 4)); r.Pool != "p" || !r.Decision().Alarm || x.Pool != "p" || !x.Alarm {
+		t.Errorf("went to %s, explained %+v", r.Pool, x)
+	}
+}
+
 func TestUnmetNeedsNameWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, Config{Models: []ModelConfig{{Name: "m", Targets: []TargetConfig{

@@ -79,8 +79,9 @@ const assumedAnswer = 256
 func (r *Reservation) Decision() pick.Decision { return r.decision }
 
 // acquireFrom makes a reservation in one target's pool, nil where no endpoint
-// of it may take the request.
-func (p *Pools) acquireFrom(view *routes, m *model, t *target, req *pick.Request, avoid func(string) bool) *Reservation {
+// of it may take the request. Where only the least bad could, and least bad is
+// not asked for, it is nil and alarmed.
+func (p *Pools) acquireFrom(view *routes, m *model, t *target, req *pick.Request, avoid func(string) bool, leastBad bool) (_ *Reservation, alarmed bool) {
 	ps := t.pool
 	var avoided []*endpoint
 	if avoid != nil {
@@ -94,16 +95,16 @@ func (p *Pools) acquireFrom(view *routes, m *model, t *target, req *pick.Request
 		Pool: ps.name, LogicalModel: m.name, ServedModel: t.ServedModel,
 		owner: p, pool: ps, bytes: req.PromptBytes,
 	}
-	if !ps.reserve(r, view.roundRobin, t, req, avoided, p) {
-		return nil
+	if alarmed = ps.reserve(r, view.roundRobin, leastBad, t, req, avoided, p); r.endpoint == nil {
+		return nil, alarmed
 	}
 	p.index.Insert(r.endpoint.slot, req.Keys, t.salt)
-	return r
+	return r, alarmed
 }
 
 // reserve matches, chooses and reserves in one critical section, so that the
-// next request sees this one.
-func (ps *poolState) reserve(r *Reservation, roundRobin bool, t *target, req *pick.Request, avoided []*endpoint, p *Pools) bool {
+// next request sees this one. Without a choice r has no endpoint.
+func (ps *poolState) reserve(r *Reservation, roundRobin, leastBad bool, t *target, req *pick.Request, avoided []*endpoint, p *Pools) (alarmed bool) {
 	now := p.now()
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -113,6 +114,9 @@ func (ps *poolState) reserve(r *Reservation, roundRobin bool, t *target, req *pi
 		weights.RoundRobin, ask.Tie = true, ps.turn
 	}
 	d := pick.Pick(&ask, ps.candidates, weights)
+	if d.Alarm && !leastBad {
+		return true
+	}
 	ps.count.reasons[d.Reason]++
 	if d.Index < 0 {
 		return false
@@ -133,7 +137,7 @@ func (ps *poolState) reserve(r *Reservation, roundRobin bool, t *target, req *pi
 	r.prompt, r.decode = d.UncachedTokens, d.CreditTokens+d.UncachedTokens+answer
 	r.probe = e.passive.begin(now)
 	e.reserveLocked(r.prompt, r.decode)
-	return true
+	return d.Alarm
 }
 
 // FirstByte says that the engine began to answer: the prompt is computed and

@@ -123,7 +123,7 @@ func (ps *poolState) gatherLocked(t *target, req *pick.Request, avoided []*endpo
 	ps.candidates = ps.candidates[:0]
 	rate := ps.rateLocked()
 	for i, e := range ps.chosen {
-		ps.candidates = append(ps.candidates, e.candidateLocked(now, ps.matched[i], e.slot.Len(), rate))
+		ps.candidates = append(ps.candidates, e.candidateLocked(now, ps.matched[i], rate))
 	}
 }
 

@@ -130,14 +130,14 @@ func (ps *poolState) statsLocked() PoolStats {
 }
 
 func (e *endpoint) statsLocked(pool string, now time.Time) EndpointStats {
-	c := e.candidateLocked(now, 0, e.slot.Len(), 0)
+	c := e.candidateLocked(now, 0, 0)
 	s := EndpointStats{
 		ID: e.id, Pool: pool, Node: e.node, URL: e.url, Engine: e.engine, Accelerator: e.accelerator, Served: e.served,
 		Health:    [...]string{"healthy", "degraded", "unhealthy"}[e.health],
 		Suspended: c.Suspended, Draining: e.draining, Reachable: e.reachable,
 		InFlight: e.inFlight, InFlightPromptTokens: e.promptInFlight, InFlightDecodeTokens: e.decodeInFlight, Ended: e.ends,
 		Running: e.running, Waiting: e.waiting, KVUsage: e.kvUsage, LoadAgeSeconds: c.LoadAge.Seconds(),
-		HeldBlocks: c.HeldBlocks, CapacityBlocks: e.slot.Cap(),
+		HeldBlocks: c.HeldBlocks, CapacityBlocks: c.CapacityBlocks,
 	}
 	if e.loadAt.IsZero() {
 		s.LoadAgeSeconds = -1
