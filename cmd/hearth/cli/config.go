@@ -20,19 +20,25 @@ type component struct {
 	kind string
 	// fresh gives a new configuration that holds the defaults.
 	fresh func() validator
+	// setNode gives a read configuration the node's name; nil where it has none.
+	setNode func(config validator, node string)
 }
 
 // validator is what every component's configuration is.
 type validator interface{ Validate() error }
 
-// load reads and validates the file of a component.
-func (c component) load(path string) (validator, error) {
+// load reads and validates the file of a component. node is the name that a
+// flag gave, or empty.
+func (c component) load(path, node string) (validator, error) {
 	config := c.fresh()
 	if err := configfile.Load(path, c.kind, config); err != nil {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, terminal.Fail(terminal.ExitNotFound, err, fmt.Sprintf("'hearth config default %s' prints one to start from", c.name))
 		}
 		return nil, err
+	}
+	if c.setNode != nil && node != "" {
+		c.setNode(config, node)
 	}
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("check %s: %w", path, err)
@@ -53,23 +59,25 @@ func componentNamed(name string) (component, error) {
 
 func (a *app) config() *cobra.Command {
 	command := &cobra.Command{Use: "config", Short: "Check a configuration file, or print the defaults"}
-	command.AddCommand(
-		&cobra.Command{
-			Use:   "check FILE",
-			Short: "Read and validate a configuration file of any kind",
-			Args:  cobra.ExactArgs(1),
-			RunE: func(_ *cobra.Command, args []string) error {
-				c, err := componentOf(args[0])
-				if err != nil {
-					return err
-				}
-				if _, err := c.load(args[0]); err != nil {
-					return err
-				}
-				fmt.Fprintf(a.Out, "%s: a valid %s\n", args[0], c.kind)
-				return nil
-			},
+	var node string
+	check := &cobra.Command{
+		Use:   "check FILE",
+		Short: "Read and validate a configuration file of any kind",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			c, err := componentOf(args[0])
+			if err != nil {
+				return err
+			}
+			if _, err := c.load(args[0], node); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.Out, "%s: a valid %s\n", args[0], c.kind)
+			return nil
 		},
+	}
+	check.Flags().StringVar(&node, "node", "", "node name that 'hearth agent --node' will give")
+	command.AddCommand(check,
 		&cobra.Command{
 			Use:       "default agent|router",
 			Short:     "Print a component's default configuration",

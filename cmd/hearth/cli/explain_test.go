@@ -23,7 +23,7 @@ type fakeRouter struct{ models []admin.Model }
 func (fakeRouter) Status() admin.Status {
 	return admin.Status{
 		Name: "router-1", Listeners: map[string]string{"ingress": "127.0.0.1:7400"}, InFlight: 3, Endpoints: 2, Models: 1,
-		Nodes:  []admin.Node{{Name: "node-1", Connected: true}, {Name: "node-2", Address: "127.0.0.1:7411", AgeSeconds: 12, Detail: "refused"}},
+		Nodes:  []admin.Node{{Node: "node-1", Connected: true}, {Node: "node-2", Address: "127.0.0.1:7411", AgeSeconds: 12, LastError: "refused"}},
 		Config: admin.Config{Error: "the new file is invalid"},
 	}
 }

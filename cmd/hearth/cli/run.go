@@ -1,17 +1,90 @@
 package cli
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
 	"github.com/spf13/cobra"
 
+	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/cmd/hearth/up"
+	"github.com/hearth-dev/hearth/router"
 )
 
-var components = []component{}
+// envLog names the log level of an agent or a router.
+const envLog = "HEARTH_LOG"
 
 func (a *app) runCommands() []*cobra.Command {
-	return []*cobra.Command{up.Command(), up.EngineSimCommand()}
+	return []*cobra.Command{up.Command(), a.routerCommand(), up.EngineSimCommand()}
 }
 
 func (a *app) askCommands() []*cobra.Command {
 	return []*cobra.Command{a.status(), a.models(), a.nodes(), a.inject(), a.explain()}
+}
+
+// components are the kinds of configuration that `hearth config` knows.
+var components = []component{
+	{name: "router", kind: router.Kind, fresh: func() validator { c := router.Default(); return &c }},
+}
+
+func (a *app) routerCommand() *cobra.Command {
+	var file string
+	command := &cobra.Command{
+		Use:   "router --config FILE",
+		Short: "Run the cluster's router",
+		Long: `Router runs in the foreground until SIGINT or SIGTERM, then lets streams finish.
+It logs text on a terminal and JSON lines otherwise, at the level in $HEARTH_LOG
+(debug, info, warn or error). The file is read again when it changes.`,
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			config, err := load[*router.Config](file, "router", "")
+			if err != nil {
+				return err
+			}
+			r, err := router.New(*config, router.Options{
+				ConfigFile: file, Version: readBuild().Version, Log: terminal.Logger(a.Err, os.Getenv(envLog)),
+			})
+			if err != nil {
+				return err
+			}
+			return untilStopped(command.Context(), r.Run)
+		},
+	}
+	configFlag(command, &file)
+	return command
+}
+
+func configFlag(command *cobra.Command, file *string) {
+	command.Flags().StringVar(file, "config", "", "configuration file (required)")
+	_ = command.MarkFlagRequired("config") // the flag exists
+	_ = command.MarkFlagFilename("config", "yaml", "yml")
+}
+
+// load reads the configuration of the component called name.
+func load[T validator](file, name, node string) (T, error) {
+	var none T
+	c, err := componentNamed(name)
+	if err != nil {
+		return none, err
+	}
+	config, err := c.load(file, node)
+	if err != nil {
+		return none, err
+	}
+	typed, ok := config.(T)
+	if !ok {
+		return none, fmt.Errorf("read %s: holds a %T", file, config)
+	}
+	return typed, nil
+}
+
+// untilStopped runs a component. Being told to stop is not a failure.
+func untilStopped(ctx context.Context, run func(context.Context) error) error {
+	err := run(ctx)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }

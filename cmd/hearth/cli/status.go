@@ -185,7 +185,7 @@ func routerSections(r *routerState) []section {
 		if n.AgeSeconds >= 0 {
 			age = time.Duration(n.AgeSeconds*float64(time.Second)).Round(time.Second).String() + " ago"
 		}
-		lost.rows = append(lost.rows, []string{n.Name, n.Address, age, n.Detail})
+		lost.rows = append(lost.rows, []string{n.Node, n.Address, age, n.LastError})
 	}
 	return []section{router, served, lost}
 }
