@@ -82,5 +82,8 @@ type VerifyResult struct {
 // OK reports whether every file was right.
 func (r VerifyResult) OK() bool { return len(r.Bad) == 0 }
 
+// isExist reports whether an error says that a file is there already.
+func isExist(err error) bool { return errors.Is(err, fs.ErrExist) }
+
 // notExist reports whether an error says that a file is absent.
 func notExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }

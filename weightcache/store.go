@@ -8,7 +8,16 @@
 package weightcache
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/hearth-dev/hearth/durable"
@@ -34,26 +43,359 @@ type Options struct {
 	Now      func() time.Time
 }
 
-// Store is the verified bytes of one node.
-type Store struct{}
+// FormatVersion is the version of the store's layout. This code reads it and
+// the one before (there is none before 1).
+const FormatVersion = 1
 
-// Open opens or makes the store.
-func Open(opts Options) (*Store, error) { return nil, ErrNewer }
+const formatPrefix = "hearth weightcache "
 
-// Close gives the store back.
-func (s *Store) Close() error { return nil }
+// Names under the root.
+const (
+	formatFile    = "FORMAT"
+	lockFile      = "lock"
+	blobsDir      = "blobs/sha256"
+	chunksDir     = "chunks/sha256"
+	landingDir    = "landing"
+	refsDir       = "refs"
+	readyDir      = "ready"
+	quarantineDir = "quarantine"
+)
 
-// Lease forbids removal and eviction of an artifact until Release.
-type Lease struct{}
+// Store is the verified bytes of one node. It is safe for concurrent use.
+type Store struct {
+	fs       durable.FS
+	dir      string
+	views    string
+	budget   int64
+	keepFree int64
+	log      *slog.Logger
+	now      func() time.Time
+	lock     io.Closer
 
-// Release ends the lease; more than once is harmless.
-func (l *Lease) Release() {}
+	mu        sync.Mutex
+	refs      map[artifact.Ref]*artifact.Manifest
+	artifacts map[artifact.Digest]*record
+	blobs     map[artifact.Digest]int64 // committed files and their bytes
+	partial   map[artifact.Digest]int64 // bytes allocated to files still landing
+	bad       map[artifact.Digest]bool  // found damaged and not replaced yet
+	removing  map[artifact.Digest]bool  // being unlinked
+	reserved  int64                     // bytes promised to pulls and not allocated yet
+	freed     signal                    // fires when removing or evicting shrinks
+	watchers  map[chan struct{}]bool
+}
 
-// Acquire leases an artifact.
-func (s *Store) Acquire(digest artifact.Digest) (*Lease, error) { return nil, ErrUnknown }
+// record is what the store knows about one artifact.
+type record struct {
+	m        *artifact.Manifest
+	checked  bool // its structure was found right
+	leases   int
+	busy     int // pulls under way
+	evicting bool
+	lastUsed time.Time
+	views    map[string]bool // kind of view -> published
+}
 
-// FlatView publishes a directory with the artifact's files.
-func (s *Store) FlatView(digest artifact.Digest) (string, error) { return "", ErrUnknown }
+// signal wakes everyone who waits for a change; the mutex of its owner guards it.
+type signal struct{ ch chan struct{} }
 
-// HubView publishes a hub cache with the artifact's files.
-func (s *Store) HubView(m *artifact.Manifest) (string, error) { return "", ErrUnknown }
+func (s *signal) wait() <-chan struct{} {
+	if s.ch == nil {
+		s.ch = make(chan struct{})
+	}
+	return s.ch
+}
+
+func (s *signal) fire() {
+	if s.ch != nil {
+		close(s.ch)
+		s.ch = nil
+	}
+}
+
+// Open takes the store at opts.Dir, making it where there is none, and clears
+// what an interrupted process left. Errors wrap durable.ErrLocked where
+// another process owns it and ErrNewer where a newer version wrote it; then
+// nothing was touched.
+func Open(opts Options) (*Store, error) {
+	if opts.Dir == "" {
+		return nil, errors.New("open weight store: no directory is given")
+	}
+	s := &Store{
+		fs: opts.FS, dir: filepath.Clean(opts.Dir), views: opts.ViewsDir,
+		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
+		refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
+		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
+		bad: map[artifact.Digest]bool{}, removing: map[artifact.Digest]bool{},
+		watchers: map[chan struct{}]bool{},
+	}
+	if s.fs == nil {
+		s.fs = durable.OS
+	}
+	if s.views == "" {
+		s.views = s.dir + "-views"
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	if err := s.open(); err != nil {
+		if s.lock != nil {
+			_ = s.lock.Close()
+		}
+		return nil, fmt.Errorf("open weight store %s: %w", s.dir, err)
+	}
+	return s, nil
+}
+
+func (s *Store) open() error {
+	if err := durable.MkdirAllSynced(s.fs, s.dir, 0o700); err != nil {
+		return err
+	}
+	lock, err := s.fs.Lock(s.path(lockFile))
+	if err != nil {
+		return err
+	}
+	s.lock = lock
+	if err := s.checkFormat(); err != nil {
+		return err
+	}
+	if err := s.fs.Chmod(s.dir, 0o700); err != nil {
+		return err
+	}
+	for _, name := range []string{blobsDir, chunksDir, landingDir, refsDir, readyDir, quarantineDir} {
+		if err := durable.MkdirAllSynced(s.fs, s.path(name), 0o700); err != nil {
+			return err
+		}
+	}
+	if err := durable.MkdirAllSynced(s.fs, s.views, 0o755); err != nil {
+		return err
+	}
+	// The umask may have narrowed it, and engines of any uid read below it.
+	if err := s.fs.Chmod(s.views, 0o755); err != nil {
+		return err
+	}
+	if err := s.loadRecords(); err != nil {
+		return err
+	}
+	if err := s.loadBlobs(); err != nil {
+		return err
+	}
+	if err := s.loadLanding(); err != nil {
+		return err
+	}
+	return s.loadViews()
+}
+
+// checkFormat reads the version, or writes it into a directory that holds
+// nothing foreign.
+func (s *Store) checkFormat() error {
+	data, err := durable.ReadFile(s.fs, s.path(formatFile), 64)
+	if notExist(err) {
+		entries, err := s.fs.ReadDir(s.dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			switch name := e.Name(); {
+			case name == lockFile, durable.IsTemp(name):
+			default:
+				return fmt.Errorf("the directory holds %q and no %s file: it is no weight store, and only an empty directory becomes one", name, formatFile)
+			}
+		}
+		text := formatPrefix + strconv.Itoa(FormatVersion) + "\n"
+		return durable.WriteFile(s.fs, s.path(formatFile), []byte(text), 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	text, found := strings.CutPrefix(strings.TrimSuffix(string(data), "\n"), formatPrefix)
+	version, err := strconv.Atoi(text)
+	if !found || err != nil || version < 1 {
+		return fmt.Errorf("%s says %.40q, want %q and a version", formatFile, data, formatPrefix)
+	}
+	if version > FormatVersion {
+		return fmt.Errorf("%w: version %d, this code knows %d", ErrNewer, version, FormatVersion)
+	}
+	return nil
+}
+
+// Close gives the store back. Pulls must have ended.
+func (s *Store) Close() error {
+	if err := s.lock.Close(); err != nil {
+		return fmt.Errorf("close weight store %s: %w", s.dir, err)
+	}
+	return nil
+}
+
+// Dir is the root of the store, ViewsDir that of its views.
+func (s *Store) Dir() string { return s.dir }
+
+// ViewsDir is the directory below which views are published.
+func (s *Store) ViewsDir() string { return s.views }
+
+func (s *Store) path(elements ...string) string {
+	return filepath.Join(append([]string{s.dir}, elements...)...)
+}
+
+func (s *Store) blobPath(sha artifact.Digest) string {
+	hex := sha.String()
+	return s.path(blobsDir, hex[:2], hex)
+}
+
+func (s *Store) chunksPath(sha artifact.Digest) string {
+	hex := sha.String()
+	return s.path(chunksDir, hex[:2], hex)
+}
+
+// eachHex calls do for the files of a two-level directory whose names are
+// digests, and removes everything else found there.
+func (s *Store) eachHex(root string, do func(sha artifact.Digest, path string) error) error {
+	dirs, err := s.fs.ReadDir(root)
+	if err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		dir := filepath.Join(root, d.Name())
+		files, err := s.fs.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, f := range files {
+			path := filepath.Join(dir, f.Name())
+			sha, err := artifact.ParseDigest(f.Name())
+			if err != nil || f.Name()[:2] != d.Name() {
+				s.log.Warn("removing foreign file from the store", slog.String("path", path))
+				if err := s.fs.RemoveAll(path); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := do(sha, path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// loadBlobs indexes committed files and drops those that no artifact uses (a
+// removal or a resolve was interrupted) or whose length is wrong.
+func (s *Store) loadBlobs() error {
+	wanted := map[artifact.Digest]int64{}
+	for _, r := range s.artifacts {
+		for _, f := range r.m.Files {
+			wanted[f.SHA256] = f.Size
+		}
+	}
+	err := s.eachHex(s.path(blobsDir), func(sha artifact.Digest, path string) error {
+		info, err := s.fs.Lstat(path)
+		if err != nil {
+			return err
+		}
+		size, used := wanted[sha]
+		if !used {
+			return s.fs.Remove(path)
+		}
+		if !info.Mode().IsRegular() || info.Size() != size {
+			s.log.Error("removing damaged file from the store", slog.String("file", sha.String()),
+				slog.Int64("size", info.Size()), slog.Int64("want", size))
+			s.bad[sha] = true
+			return s.fs.RemoveAll(path)
+		}
+		s.blobs[sha] = size
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return s.eachHex(s.path(chunksDir), func(sha artifact.Digest, path string) error {
+		if _, used := wanted[sha]; used {
+			return nil
+		}
+		return s.fs.Remove(path)
+	})
+}
+
+// loadLanding indexes files that are still landing and clears leftovers.
+func (s *Store) loadLanding() error {
+	wanted := map[artifact.Digest]int64{}
+	for _, r := range s.artifacts {
+		for _, f := range r.m.Files {
+			wanted[f.SHA256] = f.Size
+		}
+	}
+	entries, err := s.fs.ReadDir(s.path(landingDir))
+	if err != nil {
+		return err
+	}
+	names := map[string]bool{}
+	for _, e := range entries {
+		names[e.Name()] = true
+	}
+	for name := range names {
+		hex, isPart := strings.CutSuffix(name, partSuffix)
+		if !isPart {
+			hex, _ = strings.CutSuffix(name, bitsSuffix)
+		}
+		sha, err := artifact.ParseDigest(hex)
+		size, used := wanted[sha]
+		_, committed := s.blobs[sha]
+		if err == nil && used && !committed && names[hex+partSuffix] && names[hex+bitsSuffix] {
+			s.partial[sha] = size
+			continue
+		}
+		if err := s.fs.RemoveAll(s.path(landingDir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Subscribe gives a signal of capacity 1 that something about an artifact may
+// have changed, and the function that ends it.
+func (s *Store) Subscribe() (changed <-chan struct{}, cancel func()) {
+	ch := make(chan struct{}, 1)
+	s.mu.Lock()
+	s.watchers[ch] = true
+	s.mu.Unlock()
+	return ch, func() {
+		s.mu.Lock()
+		delete(s.watchers, ch)
+		s.mu.Unlock()
+	}
+}
+
+func (s *Store) notify() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ch := range s.watchers {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// openBlob opens a committed file for reading.
+func (s *Store) openBlob(sha artifact.Digest) (durable.File, error) {
+	s.mu.Lock()
+	_, found := s.blobs[sha]
+	s.mu.Unlock()
+	if !found {
+		return nil, fmt.Errorf("open file %s: %w", sha.Short(), ErrNotReady)
+	}
+	f, err := s.fs.OpenFile(s.blobPath(sha), os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open file %s: %w", sha.Short(), ErrNotReady)
+	}
+	return f, err
+}
+
+func (s *Store) has(sha artifact.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, found := s.blobs[sha]
+	return found
+}

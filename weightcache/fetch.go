@@ -1,0 +1,187 @@
+package weightcache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"time"
+
+	"github.com/hearth-dev/hearth/weightcache/artifact"
+	"github.com/hearth-dev/hearth/weightcache/source"
+)
+
+var errStalled = errors.New("no byte came within the stall timeout")
+
+const (
+	// readAtLeast is how much a stream gathers before it writes.
+	readAtLeast = 64 << 10
+	// maxRetryAfter bounds how long a source may ask us to wait.
+	maxRetryAfter = 5 * time.Minute
+)
+
+// final reports whether asking the source again cannot help.
+func final(err error) bool {
+	for _, sentinel := range []error{
+		source.ErrNotFound, source.ErrUnauthorized, source.ErrForbidden, source.ErrChanged,
+		source.ErrNoRange, source.ErrProtocol, ErrNoSpace, ErrMismatch, errWrite,
+	} {
+		if errors.Is(err, sentinel) {
+			return true
+		}
+	}
+	return false
+}
+
+// errWrite marks a failure of our own drive.
+var errWrite = errors.New("cannot write")
+
+// pause is how long to wait before try n (from 1): exponential with jitter of
+// a half, and never less than the source asked for.
+func (p *Puller) pause(n int, err error) time.Duration {
+	d := p.retryMax
+	if n < 20 {
+		d = min(d, p.retry<<(n-1))
+	}
+	d = d/2 + rand.N(d/2+1)
+	var e *source.Error
+	if errors.As(err, &e) && e.RetryAfter > 0 {
+		d = max(d, min(e.RetryAfter, maxRetryAfter))
+	}
+	return d
+}
+
+// sleep waits or gives the context's cause.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// fetch brings the rest of one claimed segment, trying again from the last
+// byte received. Tries are counted afresh after every byte of progress.
+func (w *worker) fetch(ctx context.Context, l *landing, segment int, f artifact.File) error {
+	p := w.p
+	for try := 1; ; try++ {
+		at := l.at(segment)
+		if at == l.length(segment) {
+			return nil
+		}
+		err := w.stream(ctx, l, segment, f, at)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if failure := l.failure(); failure != nil {
+			return failure
+		}
+		if final(err) {
+			if errors.Is(err, source.ErrChanged) {
+				return fmt.Errorf("fetch file %s: %w (the pinned commit is gone from the source: refresh the ref)", f.Path, err)
+			}
+			return fmt.Errorf("fetch file %s: %w", f.Path, err)
+		}
+		if l.at(segment) > at {
+			try = 1
+		}
+		if try >= p.attempts {
+			return fmt.Errorf("fetch file %s: gave up after %d tries: %w", f.Path, try, err)
+		}
+		p.stats.retries.Add(1)
+		if err := sleep(ctx, p.pause(try, err)); err != nil {
+			return err
+		}
+	}
+}
+
+// at is how much of a segment is written.
+func (l *landing) at(segment int) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.written[segment]
+}
+
+// stream makes one ranged GET and lands what it yields.
+func (w *worker) stream(ctx context.Context, l *landing, segment int, f artifact.File, at int64) error {
+	n := l.length(segment) - at
+	off := int64(segment)*l.segment + at
+	return w.p.receive(ctx, w.src, w.pl.m.Listing(), f, off, n, func(piece []byte) error {
+		w.counter.Add(int64(len(piece)))
+		if err := l.write(segment, piece); err != nil {
+			return fmt.Errorf("%w: %w", errWrite, err)
+		}
+		return nil
+	})
+}
+
+// receive reads bytes [off, off+n) of a file under limiter and stall timeout
+// and hands them on in pieces that stay valid during the call only.
+func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifact.Listing, f artifact.File, off, n int64, take func(piece []byte) error) (err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watchdog := time.AfterFunc(p.stall, func() { cancel(errStalled) })
+	defer watchdog.Stop()
+	defer func() {
+		if err != nil && errors.Is(context.Cause(ctx), errStalled) {
+			p.stats.stalls.Add(1)
+			err = fmt.Errorf("%w (%s)", errStalled, p.stall)
+		}
+	}()
+	p.stats.requests.Add(1)
+	body, err := src.Open(ctx, listing, f, off, n)
+	if err != nil {
+		return err
+	}
+	// A body that does not watch ctx is woken by its Close.
+	release := context.AfterFunc(ctx, func() { _ = body.Close() })
+	defer func() {
+		if release() {
+			_ = body.Close()
+		}
+	}()
+	piece := pieces.Get().(*[pieceSize]byte)
+	defer pieces.Put(piece)
+	for n > 0 {
+		want := piece[:min(n, pieceSize)]
+		got := 0
+		var readErr error
+		for got < len(want) && got < readAtLeast && readErr == nil {
+			watchdog.Reset(p.stall)
+			var k int
+			k, readErr = body.Read(want[got:])
+			got += k
+		}
+		watchdog.Stop()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if got > 0 {
+			n -= int64(got)
+			p.stats.bytes.Add(int64(got))
+			if err := take(want[:got]); err != nil {
+				return err
+			}
+			if err := p.limiter.WaitN(ctx, got); err != nil {
+				return err
+			}
+		}
+		if n == 0 {
+			return nil
+		}
+		if errors.Is(readErr, io.EOF) {
+			return fmt.Errorf("body is %d bytes short: %w", n, io.ErrUnexpectedEOF)
+		}
+		if readErr != nil {
+			return readErr
+		}
+	}
+	return nil
+}

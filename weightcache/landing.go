@@ -1,0 +1,559 @@
+package weightcache
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"github.com/hearth-dev/hearth/durable"
+	"github.com/hearth-dev/hearth/weightcache/artifact"
+)
+
+const (
+	partSuffix = ".part"
+	bitsSuffix = ".bits"
+	bitsMagic  = "HRTHBIT1"
+	// bitsHeader is magic, digest, size and segment size as little-endian
+	// uint64, and the CRC-32C of all that.
+	bitsHeader = len(bitsMagic) + 32 + 8 + 8 + 4
+	// pieceSize is what a stream reads, writes and hashes at a time: it stays
+	// in a core's cache between the three.
+	pieceSize = 256 << 10
+	// flushEvery is how many bytes of a segment are written before their
+	// write-back is started.
+	flushEvery = 4 << 20
+)
+
+var crcTable = crc32.MakeTable(crc32.Castagnoli)
+
+// pieces pools the buffers of streams and hashers.
+var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
+
+// landing is one file on its way into the store. Streams write segments at
+// their offset, a trailing hasher follows the contiguous front, and a bitmap
+// on the drive says which segments need not be fetched again. A file of one
+// segment has no bitmap: it is fetched whole.
+type landing struct {
+	s       *Store
+	sha     artifact.Digest
+	size    int64
+	segment int64
+	part    durable.File
+	bits    durable.File // nil for a file of one segment
+
+	mu      sync.Mutex
+	changed signal
+	front   signal  // fires when the hasher has something to do
+	written []int64 // contiguous bytes of each segment that readers may have
+	claimed []bool
+	sealed  []bool // the segment's bit is on the drive
+	bitmap  []byte
+	next    int // no segment below it is free
+	active  int // segments being fetched
+	pending []int
+	sealing bool
+	hashing bool
+	chunker *artifact.Chunker
+	hashed  int64 // equals chunker.Size() while nobody hashes
+	done    bool
+	err     error // why it will never be committed
+}
+
+func (s *Store) partPath(sha artifact.Digest) string {
+	return s.path(landingDir, sha.String()+partSuffix)
+}
+
+func (s *Store) bitsPath(sha artifact.Digest) string {
+	return s.path(landingDir, sha.String()+bitsSuffix)
+}
+
+// land begins or resumes a file. Bytes it allocates come out of the
+// reservation. One landing per digest may be open at a time; the puller's
+// file flights see to that.
+func (s *Store) land(ctx context.Context, f artifact.File, segment int64, room *reservation) (*landing, error) {
+	for {
+		s.mu.Lock()
+		if !s.removing[f.SHA256] {
+			break
+		}
+		wait := s.freed.wait()
+		s.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	_, resumable := s.partial[f.SHA256]
+	s.mu.Unlock()
+	l := &landing{s: s, sha: f.SHA256, size: f.Size, segment: segment, chunker: artifact.NewChunker()}
+	if resumable {
+		err := l.resume()
+		if err == nil {
+			return l, nil
+		}
+		s.log.Warn("cannot resume file, starting it anew", slog.String("file", f.SHA256.String()), slog.Any("error", err))
+		if err := l.discard(); err != nil {
+			return nil, err
+		}
+		l = &landing{s: s, sha: f.SHA256, size: f.Size, segment: segment, chunker: artifact.NewChunker()}
+	}
+	if err := l.begin(room); err != nil {
+		err = errors.Join(err, l.discard())
+		if errors.Is(err, syscall.ENOSPC) {
+			return nil, fmt.Errorf("land file %s: %w: %w", f.SHA256.Short(), ErrNoSpace, err)
+		}
+		return nil, fmt.Errorf("land file %s: %w", f.SHA256.Short(), err)
+	}
+	return l, nil
+}
+
+func (l *landing) setUp() {
+	n := int((l.size + l.segment - 1) / l.segment)
+	l.written = make([]int64, n)
+	l.claimed = make([]bool, n)
+	l.sealed = make([]bool, n)
+	if l.bitmap == nil {
+		l.bitmap = make([]byte, (n+7)/8)
+	}
+}
+
+func (l *landing) begin(room *reservation) error {
+	l.setUp()
+	s := l.s
+	part, err := s.fs.OpenFile(s.partPath(l.sha), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	l.part = part
+	s.mu.Lock()
+	s.partial[l.sha] = l.size
+	if room != nil {
+		room.takeLocked(l.size)
+	}
+	s.mu.Unlock()
+	if err := part.Allocate(l.size); err != nil {
+		return err
+	}
+	if len(l.written) < 2 {
+		return nil
+	}
+	data := append(l.header(), l.bitmap...)
+	if err := part.Sync(); err != nil {
+		return err
+	}
+	if err := durable.WriteFile(s.fs, s.bitsPath(l.sha), data, 0o600); err != nil {
+		return err
+	}
+	l.bits, err = s.fs.OpenFile(s.bitsPath(l.sha), os.O_RDWR, 0)
+	return err
+}
+
+func (l *landing) header() []byte {
+	data := append([]byte(bitsMagic), l.sha[:]...)
+	data = binary.LittleEndian.AppendUint64(data, uint64(l.size))
+	data = binary.LittleEndian.AppendUint64(data, uint64(l.segment))
+	return binary.LittleEndian.AppendUint32(data, crc32.Checksum(data, crcTable))
+}
+
+// decodeBits reads a bitmap file: the segment size it was begun with and which
+// segments are on the drive. Errors wrap artifact.ErrInvalid.
+func decodeBits(data []byte, sha artifact.Digest, size int64) (segment int64, bitmap []byte, err error) {
+	if len(data) < bitsHeader || string(data[:len(bitsMagic)]) != bitsMagic {
+		return 0, nil, fmt.Errorf("decode bitmap: %w: no header", artifact.ErrInvalid)
+	}
+	body := data[:bitsHeader-4]
+	if binary.LittleEndian.Uint32(data[bitsHeader-4:]) != crc32.Checksum(body, crcTable) {
+		return 0, nil, fmt.Errorf("decode bitmap: %w: checksum", artifact.ErrInvalid)
+	}
+	if artifact.Digest(data[8:40]) != sha || binary.LittleEndian.Uint64(data[40:]) != uint64(size) {
+		return 0, nil, fmt.Errorf("decode bitmap: %w: of another file", artifact.ErrInvalid)
+	}
+	segment = int64(binary.LittleEndian.Uint64(data[48:]))
+	if segment < minSegment || segment > maxSegment {
+		return 0, nil, fmt.Errorf("decode bitmap: %w: segment of %d bytes", artifact.ErrInvalid, segment)
+	}
+	n := (size + segment - 1) / segment
+	bitmap = data[bitsHeader:]
+	if int64(len(bitmap)) != (n+7)/8 {
+		return 0, nil, fmt.Errorf("decode bitmap: %w: %d bytes for %d segments", artifact.ErrInvalid, len(bitmap), n)
+	}
+	return segment, bitmap, nil
+}
+
+// resume opens what an earlier process left; the hasher reads back the
+// segments that the bitmap has.
+func (l *landing) resume() error {
+	s := l.s
+	data, err := durable.ReadFile(s.fs, s.bitsPath(l.sha), int64(bitsHeader)+artifact.MaxFileSize/minSegment/8+1)
+	if err != nil {
+		return err
+	}
+	if l.segment, l.bitmap, err = decodeBits(data, l.sha, l.size); err != nil {
+		return err
+	}
+	l.setUp()
+	// A commit that was interrupted may have made it read-only.
+	if err := s.fs.Chmod(s.partPath(l.sha), 0o600); err != nil {
+		return err
+	}
+	if l.part, err = s.fs.OpenFile(s.partPath(l.sha), os.O_RDWR, 0); err != nil {
+		return err
+	}
+	info, err := l.part.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() != l.size {
+		return fmt.Errorf("resume file: %w: %d bytes allocated, want %d", artifact.ErrInvalid, info.Size(), l.size)
+	}
+	if l.bits, err = s.fs.OpenFile(s.bitsPath(l.sha), os.O_RDWR, 0); err != nil {
+		return err
+	}
+	for i := range l.sealed {
+		if l.bitmap[i/8]&(1<<(i%8)) != 0 {
+			l.claimed[i], l.sealed[i], l.written[i] = true, true, l.length(i)
+		}
+	}
+	return nil
+}
+
+// length is the number of bytes of segment i.
+func (l *landing) length(i int) int64 {
+	return min(l.segment, l.size-int64(i)*l.segment)
+}
+
+// claim takes the lowest free segment for a stream, and where in it to go on.
+func (l *landing) claim() (i int, from int64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done || l.err != nil {
+		return 0, 0, false
+	}
+	for ; l.next < len(l.claimed); l.next++ {
+		if !l.claimed[l.next] {
+			l.claimed[l.next] = true
+			l.active++
+			return l.next, l.written[l.next], true
+		}
+	}
+	return 0, 0, false
+}
+
+// load is the number of segments being fetched, and whether one is free.
+func (l *landing) load() (active int, free bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for ; l.next < len(l.claimed) && l.claimed[l.next]; l.next++ {
+	}
+	return l.active, l.next < len(l.claimed) && !l.done && l.err == nil
+}
+
+// giveBack ends a claim. A segment that is not whole becomes free again and
+// keeps what was written.
+func (l *landing) giveBack(i int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.active--
+	if l.written[i] < l.length(i) {
+		l.claimed[i] = false
+		l.next = min(l.next, i)
+	}
+	l.changed.fire()
+	l.front.fire()
+}
+
+// write puts the next bytes of a claimed segment on the drive and hashes them
+// in passing where they are the next of the file.
+func (l *landing) write(i int, p []byte) error {
+	l.mu.Lock()
+	at := l.written[i]
+	err := l.err
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	off := int64(i)*l.segment + at
+	if at+int64(len(p)) > l.length(i) {
+		return fmt.Errorf("write file %s: %w: segment %d is too long", l.sha.Short(), ErrMismatch, i)
+	}
+	if _, err := l.part.WriteAt(p, off); err != nil {
+		if errors.Is(err, syscall.ENOSPC) {
+			return fmt.Errorf("write file %s: %w: %w", l.sha.Short(), ErrNoSpace, err)
+		}
+		return fmt.Errorf("write file %s: %w", l.sha.Short(), err)
+	}
+	end := at + int64(len(p))
+	if f, ok := l.part.(durable.Flusher); ok && end/flushEvery != at/flushEvery {
+		from := end / flushEvery * flushEvery
+		if err := f.Flush(int64(i)*l.segment+from-flushEvery, flushEvery); err != nil {
+			return fmt.Errorf("write file %s: %w", l.sha.Short(), err)
+		}
+	}
+	l.mu.Lock()
+	l.written[i] = end
+	inOrder := !l.hashing && l.hashed == off
+	l.hashing = l.hashing || inOrder
+	l.changed.fire()
+	if !inOrder {
+		l.front.fire()
+		l.mu.Unlock()
+		return nil
+	}
+	l.mu.Unlock()
+	_, _ = l.chunker.Write(p)
+	l.mu.Lock()
+	l.hashed += int64(len(p))
+	l.hashing = false
+	l.front.fire()
+	l.mu.Unlock()
+	return nil
+}
+
+// seal makes a whole segment durable and then its bit. Streams that seal at
+// the same time share one flush.
+func (l *landing) seal(ctx context.Context, i int) error {
+	if l.bits == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending = append(l.pending, i)
+	for !l.sealed[i] && !l.done && l.err == nil {
+		if l.sealing {
+			wait := l.changed.wait()
+			l.mu.Unlock()
+			select {
+			case <-wait:
+			case <-ctx.Done():
+			}
+			l.mu.Lock()
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			continue
+		}
+		l.sealing = true
+		batch := l.pending
+		l.pending = nil
+		l.mu.Unlock()
+		err := l.flush(batch)
+		l.mu.Lock()
+		l.sealing = false
+		if err == nil {
+			for _, b := range batch {
+				l.sealed[b] = true
+			}
+		} else if l.err == nil {
+			l.err = err
+		}
+		l.changed.fire()
+		l.front.fire()
+	}
+	return l.err
+}
+
+// flush is run by one sealer at a time, which alone touches the bitmap.
+func (l *landing) flush(batch []int) error {
+	if err := l.part.Datasync(); err != nil {
+		return fmt.Errorf("sync file %s: %w", l.sha.Short(), err)
+	}
+	for _, i := range batch {
+		l.bitmap[i/8] |= 1 << (i % 8)
+		if _, err := l.bits.WriteAt(l.bitmap[i/8:i/8+1], int64(bitsHeader+i/8)); err != nil {
+			return fmt.Errorf("write bitmap of file %s: %w", l.sha.Short(), err)
+		}
+	}
+	if err := l.bits.Datasync(); err != nil {
+		return fmt.Errorf("sync bitmap of file %s: %w", l.sha.Short(), err)
+	}
+	return nil
+}
+
+// present is the number of bytes written.
+func (l *landing) present() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var n int64
+	for _, w := range l.written {
+		n += w
+	}
+	return n
+}
+
+// run is the trailing hasher: it hashes what streams could not hash in
+// passing, and when the last byte is hashed it commits the file or finds the
+// mismatch. It returns nil once the file is committed.
+func (l *landing) run(ctx context.Context) error {
+	piece := pieces.Get().(*[pieceSize]byte)
+	defer pieces.Put(piece)
+	l.mu.Lock()
+	for {
+		if l.err != nil {
+			err := l.err
+			l.mu.Unlock()
+			return err
+		}
+		n := l.readyLocked()
+		if !l.hashing && l.hashed == l.size {
+			l.mu.Unlock()
+			return l.finish()
+		}
+		if ctx.Err() != nil {
+			l.mu.Unlock()
+			return context.Cause(ctx)
+		}
+		if l.hashing || n == 0 {
+			wait := l.front.wait()
+			l.mu.Unlock()
+			select {
+			case <-wait:
+			case <-ctx.Done():
+			}
+			l.mu.Lock()
+			continue
+		}
+		l.hashing = true
+		off := l.hashed
+		l.mu.Unlock()
+		n = min(n, pieceSize)
+		_, err := l.part.ReadAt(piece[:n], off)
+		if err == nil {
+			_, _ = l.chunker.Write(piece[:n])
+		}
+		l.mu.Lock()
+		l.hashing = false
+		if err != nil && l.err == nil {
+			l.err = fmt.Errorf("read back file %s: %w", l.sha.Short(), err)
+		} else {
+			l.hashed += n
+		}
+	}
+}
+
+// readyLocked is how many bytes follow the hashed ones without a gap, up to
+// the end of their segment.
+func (l *landing) readyLocked() int64 {
+	if l.hashed >= l.size {
+		return 0
+	}
+	i := int(l.hashed / l.segment)
+	return int64(i)*l.segment + l.written[i] - l.hashed
+}
+
+// finish compares the digest and publishes the file: 0444, fsync, rename,
+// fsync of the directory.
+func (l *landing) finish() error {
+	s := l.s
+	sum, chunks := l.chunker.Sum()
+	if sum != l.sha {
+		err := fmt.Errorf("land file %s: %w: the bytes have digest %s", l.sha.Short(), ErrMismatch, sum.Short())
+		l.fail(err)
+		return err
+	}
+	blob := s.blobPath(l.sha)
+	err := func() error {
+		if len(chunks) > 1 {
+			data := make([]byte, 0, len(chunks)*len(l.sha))
+			for _, c := range chunks {
+				data = append(data, c[:]...)
+			}
+			path := s.chunksPath(l.sha)
+			if err := durable.MkdirAllSynced(s.fs, filepath.Dir(path), 0o700); err != nil {
+				return err
+			}
+			if err := durable.WriteFile(s.fs, path, data, 0o600); err != nil {
+				return err
+			}
+		}
+		if err := l.part.Chmod(0o444); err != nil {
+			return err
+		}
+		if err := l.part.Sync(); err != nil {
+			return err
+		}
+		if err := durable.MkdirAllSynced(s.fs, filepath.Dir(blob), 0o700); err != nil {
+			return err
+		}
+		if err := s.fs.Rename(s.partPath(l.sha), blob); err != nil {
+			return err
+		}
+		return errors.Join(s.fs.SyncDir(filepath.Dir(blob)), s.fs.SyncDir(s.path(landingDir)))
+	}()
+	if err != nil {
+		err = fmt.Errorf("commit file %s: %w", l.sha.Short(), err)
+		l.fail(err)
+		return err
+	}
+	s.mu.Lock()
+	delete(s.partial, l.sha)
+	delete(s.bad, l.sha)
+	s.blobs[l.sha] = l.size
+	s.mu.Unlock()
+	l.mu.Lock()
+	l.done = true
+	l.changed.fire()
+	l.mu.Unlock()
+	l.idle()
+	if err := errors.Join(l.close(), s.removeIfThere(s.bitsPath(l.sha))); err != nil {
+		s.log.Warn("cannot clear up after landing", slog.String("file", l.sha.String()), slog.Any("error", err))
+	}
+	s.notify()
+	return nil
+}
+
+// fail ends the landing for streams and readers.
+func (l *landing) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == nil {
+		l.err = err
+	}
+	l.changed.fire()
+	l.front.fire()
+}
+
+// idle waits until no stream uses the open files.
+func (l *landing) idle() {
+	l.mu.Lock()
+	for l.active > 0 || l.sealing {
+		wait := l.changed.wait()
+		l.mu.Unlock()
+		// Streams see done or err at their next piece, so this ends.
+		<-wait
+		l.mu.Lock()
+	}
+	l.mu.Unlock()
+}
+
+// close closes the open files; the part and its bitmap stay for a resume.
+func (l *landing) close() error {
+	var err error
+	if l.part != nil {
+		err = l.part.Close()
+		l.part = nil
+	}
+	if l.bits != nil {
+		err = errors.Join(err, l.bits.Close())
+		l.bits = nil
+	}
+	return err
+}
+
+// discard closes the landing and forgets its bytes.
+func (l *landing) discard() error {
+	s := l.s
+	err := errors.Join(l.close(), s.removeIfThere(s.bitsPath(l.sha)), s.removeIfThere(s.partPath(l.sha)))
+	s.mu.Lock()
+	delete(s.partial, l.sha)
+	s.freed.fire()
+	s.mu.Unlock()
+	return err
+}

@@ -1,0 +1,301 @@
+package weightcache
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hearth-dev/hearth/durable"
+	"github.com/hearth-dev/hearth/weightcache/artifact"
+)
+
+// A record is the manifest a ref is pinned to, one file per ref. A record
+// whose ref has moved on keeps its artifact known under a second name until
+// it is evicted.
+const (
+	recordSuffix  = ".json"
+	supersededTag = ",old,"
+	// maxRecordName leaves room for the tag, a digest and the suffix in 255.
+	maxRecordName = 180
+	// maxQuarantine bounds the bad records kept for people to look at.
+	maxQuarantine = 100
+)
+
+// recordName is the file name of a ref's record, without suffix.
+func recordName(ref artifact.Ref) string {
+	name := url.QueryEscape(ref.String())
+	if len(name) > maxRecordName {
+		sum := sha256.Sum256([]byte(name))
+		name = name[:maxRecordName-2*len(sum)-1] + "," + hex.EncodeToString(sum[:])
+	}
+	return name
+}
+
+func (s *Store) recordPath(ref artifact.Ref) string {
+	return s.path(refsDir, recordName(ref)+recordSuffix)
+}
+
+func (s *Store) supersededPath(m *artifact.Manifest) string {
+	return s.path(refsDir, recordName(m.Ref)+supersededTag+m.Digest.Short()+recordSuffix)
+}
+
+// loadRecords reads every record. A bad one is moved to quarantine; one of a
+// newer version stops the open before anything changes.
+func (s *Store) loadRecords() error {
+	entries, err := s.fs.ReadDir(s.path(refsDir))
+	if err != nil {
+		return err
+	}
+	var bad []string
+	var superseded []string
+	read := func(path string) *artifact.Manifest {
+		data, err := durable.ReadFile(s.fs, path, artifact.MaxManifestBytes)
+		var m *artifact.Manifest
+		if err == nil {
+			m, err = artifact.DecodeManifest(data)
+		}
+		if err == nil {
+			return m
+		}
+		if !errors.Is(err, artifact.ErrNewer) {
+			s.log.Error("record is unreadable, moving it to quarantine", slog.String("path", path), slog.Any("error", err))
+			bad = append(bad, path)
+		}
+		return nil
+	}
+	for _, e := range entries {
+		path := s.path(refsDir, e.Name())
+		switch {
+		case !strings.HasSuffix(e.Name(), recordSuffix):
+			bad = append(bad, path)
+			continue
+		case durable.IsTemp(e.Name()):
+			bad = append(bad, path)
+			continue
+		case strings.Contains(e.Name(), supersededTag):
+			superseded = append(superseded, path)
+			continue
+		}
+		if data, err := durable.ReadFile(s.fs, path, artifact.MaxManifestBytes); err == nil {
+			if _, err := artifact.DecodeManifest(data); errors.Is(err, artifact.ErrNewer) {
+				return fmt.Errorf("%w: record %s", ErrNewer, e.Name())
+			}
+		}
+		m := read(path)
+		if m == nil {
+			continue
+		}
+		if s.recordPath(m.Ref) != path {
+			s.log.Error("record has another ref's name, moving it to quarantine", slog.String("path", path))
+			bad = append(bad, path)
+			continue
+		}
+		s.refs[m.Ref] = m
+		s.addRecordLocked(m)
+	}
+	for _, path := range superseded {
+		m := read(path)
+		if m == nil {
+			continue
+		}
+		if s.artifacts[m.Digest] != nil {
+			bad = append(bad, path) // the ref did not move on after all
+			continue
+		}
+		s.addRecordLocked(m)
+	}
+	for _, path := range bad {
+		if err := s.quarantine(path); err != nil {
+			return err
+		}
+	}
+	return s.loadReady()
+}
+
+// addRecordLocked makes an artifact known; the first manifest of a digest stays.
+func (s *Store) addRecordLocked(m *artifact.Manifest) *record {
+	r := s.artifacts[m.Digest]
+	if r == nil {
+		r = &record{m: m, views: map[string]bool{}, lastUsed: s.now()}
+		s.artifacts[m.Digest] = r
+	}
+	return r
+}
+
+// loadReady reads which artifacts were found right; the marker's time is when
+// the artifact was last used.
+func (s *Store) loadReady() error {
+	entries, err := s.fs.ReadDir(s.path(readyDir))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		path := s.path(readyDir, e.Name())
+		digest, err := artifact.ParseDigest(e.Name())
+		r := s.artifacts[digest]
+		if err != nil || r == nil {
+			if err := s.fs.RemoveAll(path); err != nil {
+				return err
+			}
+			continue
+		}
+		r.checked = true
+		if info, err := s.fs.Stat(path); err == nil {
+			r.lastUsed = info.ModTime()
+		}
+	}
+	return nil
+}
+
+// quarantine moves a file aside for people; the oldest past the bound goes.
+func (s *Store) quarantine(path string) error {
+	base := filepath.Base(path)
+	if durable.IsTemp(base) || strings.Contains(base, supersededTag) {
+		return s.fs.RemoveAll(path)
+	}
+	to := s.path(quarantineDir, strconv.FormatInt(s.now().UnixNano(), 10)+"-"+base)
+	if len(filepath.Base(to)) > artifact.MaxSegmentBytes {
+		to = to[:len(to)-(len(filepath.Base(to))-artifact.MaxSegmentBytes)]
+	}
+	if err := s.fs.Rename(path, to); err != nil {
+		return err
+	}
+	if err := errors.Join(s.fs.SyncDir(s.path(quarantineDir)), s.fs.SyncDir(filepath.Dir(path))); err != nil {
+		return err
+	}
+	kept, err := s.fs.ReadDir(s.path(quarantineDir))
+	if err != nil {
+		return err
+	}
+	for i := range max(0, len(kept)-maxQuarantine) {
+		if err := s.fs.RemoveAll(s.path(quarantineDir, kept[i].Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pin makes a manifest the durable meaning of its ref. The manifest it
+// replaces stays known, so that its bytes can be leased and evicted.
+func (s *Store) pin(m *artifact.Manifest) error {
+	data, err := m.Encode()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	old := s.refs[m.Ref]
+	s.mu.Unlock()
+	if old != nil && old.Digest != m.Digest {
+		err := s.fs.Link(s.recordPath(m.Ref), s.supersededPath(old))
+		if err != nil && !isExist(err) && !notExist(err) {
+			return fmt.Errorf("pin %s: %w", m.Ref, err)
+		}
+		if err := s.fs.SyncDir(s.path(refsDir)); err != nil {
+			return fmt.Errorf("pin %s: %w", m.Ref, err)
+		}
+	}
+	if err := durable.WriteFile(s.fs, s.recordPath(m.Ref), data, 0o600); err != nil {
+		return fmt.Errorf("pin %s: %w", m.Ref, err)
+	}
+	s.mu.Lock()
+	s.refs[m.Ref] = m
+	s.addRecordLocked(m)
+	s.mu.Unlock()
+	s.notify()
+	return nil
+}
+
+// pinned gives the manifest of a ref.
+func (s *Store) pinned(ref artifact.Ref) (*artifact.Manifest, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m, found := s.refs[ref]
+	return m, found
+}
+
+// markReady records durably that the artifact's structure was found right.
+func (s *Store) markReady(digest artifact.Digest) error {
+	if err := durable.WriteFile(s.fs, s.path(readyDir, digest.String()), nil, 0o600); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if r := s.artifacts[digest]; r != nil {
+		r.checked = true
+		r.lastUsed = s.now()
+	}
+	s.mu.Unlock()
+	s.notify()
+	return nil
+}
+
+// Manifests lists what every ref is pinned to, sorted by ref.
+func (s *Store) Manifests() []*artifact.Manifest {
+	s.mu.Lock()
+	list := make([]*artifact.Manifest, 0, len(s.refs))
+	for _, m := range s.refs {
+		list = append(list, m)
+	}
+	s.mu.Unlock()
+	slices.SortFunc(list, func(a, b *artifact.Manifest) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
+	return list
+}
+
+// Ready reports whether every file of the artifact is verified and its
+// structure was found right.
+func (s *Store) Ready(digest artifact.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.readyLocked(digest)
+}
+
+func (s *Store) readyLocked(digest artifact.Digest) bool {
+	r := s.artifacts[digest]
+	return r != nil && r.checked && !r.evicting && len(s.missingLocked(r.m)) == 0
+}
+
+// missingLocked lists the files of a manifest that are not committed, each
+// digest once, in the order of the manifest.
+func (s *Store) missingLocked(m *artifact.Manifest) []artifact.File {
+	var missing []artifact.File
+	seen := map[artifact.Digest]bool{}
+	for _, f := range m.Files {
+		if _, found := s.blobs[f.SHA256]; !found && !seen[f.SHA256] {
+			seen[f.SHA256] = true
+			missing = append(missing, f)
+		}
+	}
+	return missing
+}
+
+// Chunks gives the chunk list of a committed file, see artifact.Chunker.
+func (s *Store) Chunks(sha artifact.Digest) ([]artifact.Digest, error) {
+	s.mu.Lock()
+	size, found := s.blobs[sha]
+	s.mu.Unlock()
+	if !found {
+		return nil, fmt.Errorf("read chunks of file %s: %w", sha.Short(), ErrNotReady)
+	}
+	count := artifact.ChunkCount(size)
+	if count == 1 {
+		return []artifact.Digest{sha}, nil
+	}
+	data, err := durable.ReadFile(s.fs, s.chunksPath(sha), int64(count*len(sha)))
+	if err != nil {
+		return nil, fmt.Errorf("read chunks of file %s: %w", sha.Short(), err)
+	}
+	if len(data) != count*len(sha) || artifact.Digest(data[len(data)-len(sha):]) != sha {
+		return nil, fmt.Errorf("read chunks of file %s: %w: %d bytes", sha.Short(), artifact.ErrInvalid, len(data))
+	}
+	chunks := make([]artifact.Digest, 0, count)
+	for part := range slices.Chunk(data, len(sha)) {
+		chunks = append(chunks, artifact.Digest(part))
+	}
+	return chunks, nil
+}

@@ -1,0 +1,376 @@
+package weightcache
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // git names its blobs so
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hearth-dev/hearth/durable"
+	"github.com/hearth-dev/hearth/weightcache/artifact"
+	"github.com/hearth-dev/hearth/weightcache/source"
+)
+
+const (
+	// maxUndigested is the longest file, in bytes, that is fetched during
+	// resolve because its source gives no SHA-256: 64 MiB.
+	maxUndigested = 64 << 20
+	// maxUndigestedTotal bounds all such files of one artifact: 1 GiB.
+	maxUndigestedTotal = 1 << 30
+	// resolveTries is how often a source is asked before the caller is told.
+	resolveTries = 3
+)
+
+// resolveKey: a refresh never shares an answer that may have come from before it.
+type resolveKey struct {
+	ref     artifact.Ref
+	refresh bool
+}
+
+// resolve is the one flight that asks what a ref means.
+type resolve struct {
+	cancel context.CancelCauseFunc
+	refs   int // guarded by Puller.mu
+	done   chan struct{}
+	m      *artifact.Manifest
+	err    error
+}
+
+// resolve gives the pinned manifest, or asks the sources and pins the answer.
+func (p *Puller) resolve(ctx context.Context, ref artifact.Ref, refresh bool) (*artifact.Manifest, error) {
+	sources, err := p.allowed(ref)
+	if err != nil {
+		return nil, err
+	}
+	if m, found := p.store.pinned(ref); found && !refresh {
+		return m, nil
+	}
+	key := resolveKey{ref, refresh}
+	p.mu.Lock()
+	r := p.resolves[key]
+	if r == nil {
+		flight, cancel := context.WithCancelCause(context.Background())
+		r = &resolve{cancel: cancel, done: make(chan struct{})}
+		p.resolves[key] = r
+		p.resolving[ref]++
+		p.spawnLocked(func() { p.runResolve(flight, key, r, sources) })
+	}
+	r.refs++
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		r.refs--
+		if r.refs == 0 {
+			if p.resolves[key] == r {
+				delete(p.resolves, key)
+			}
+			r.cancel(errAbandoned)
+		}
+	}()
+	select {
+	case <-r.done:
+		return r.m, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("resolve %s: %w", ref, context.Cause(ctx))
+	}
+}
+
+func (p *Puller) runResolve(ctx context.Context, key resolveKey, r *resolve, sources []source.Source) {
+	p.store.notify()
+	var m *artifact.Manifest
+	var err error
+	for _, src := range sources {
+		var tryErr error
+		if m, tryErr = p.resolveFrom(ctx, src, key.ref); tryErr == nil {
+			err = nil
+			break
+		}
+		err = errors.Join(err, tryErr)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("resolve %s: %w", key.ref, err)
+	}
+	r.m, r.err = m, err
+	p.mu.Lock()
+	if p.resolves[key] == r {
+		delete(p.resolves, key)
+	}
+	p.resolving[key.ref]--
+	if p.resolving[key.ref] <= 0 {
+		delete(p.resolving, key.ref)
+	}
+	switch {
+	case err == nil:
+		delete(p.refFailed, key.ref)
+	case ctx.Err() == nil:
+		// The bound keeps a client that asks for nonsense from filling memory.
+		if len(p.refFailed) >= maxRefFailed {
+			clear(p.refFailed)
+		}
+		p.refFailed[key.ref] = err
+	}
+	p.mu.Unlock()
+	close(r.done)
+	p.store.notify()
+}
+
+// maxRefFailed bounds the refs that are remembered only for their failure.
+const maxRefFailed = 1000
+
+// resolveFrom asks one source, completes the listing and pins it.
+func (p *Puller) resolveFrom(ctx context.Context, src source.Source, ref artifact.Ref) (*artifact.Manifest, error) {
+	var listing *artifact.Listing
+	for try := 1; ; try++ {
+		var err error
+		if listing, err = p.ask(ctx, src, ref); err == nil {
+			break
+		}
+		if final(err) || try >= resolveTries || ctx.Err() != nil {
+			return nil, err
+		}
+		p.stats.retries.Add(1)
+		if err := sleep(ctx, p.pause(try, err)); err != nil {
+			return nil, err
+		}
+	}
+	l := *listing
+	l.Ref, l.Source = ref, src.Name()
+	l.Files = slices.Clone(l.Files)
+	slices.SortFunc(l.Files, func(a, b artifact.File) int { return strings.Compare(a.Path, b.Path) })
+	if err := artifact.ValidCommit(l.Commit); err != nil {
+		return nil, &source.Error{Source: src.Name(), Op: "resolve", What: ref.String(), Err: fmt.Errorf("%w: %w", source.ErrProtocol, err)}
+	}
+	if err := artifact.CheckFiles(l.Files, false); err != nil {
+		return nil, &source.Error{Source: src.Name(), Op: "resolve", What: ref.String(), Err: fmt.Errorf("%w: %w", source.ErrProtocol, err)}
+	}
+	fetched, err := p.digestAll(ctx, src, &l)
+	if err == nil {
+		var m *artifact.Manifest
+		if m, err = artifact.NewManifest(&l); err == nil {
+			if err = p.store.pin(m); err == nil {
+				p.log.Info("ref is resolved", slog.String("ref", ref.String()), slog.String("artifact", m.Digest.String()),
+					slog.String("commit", m.Commit), slog.String("source", m.Source), slog.Int("files", len(m.Files)), slog.Int64("bytes", m.Size()))
+				return m, nil
+			}
+		}
+	}
+	return nil, errors.Join(err, p.store.dropOrphans(fetched))
+}
+
+// ask bounds one Resolve by the time a listing may take.
+func (p *Puller) ask(ctx context.Context, src source.Source, ref artifact.Ref) (*artifact.Listing, error) {
+	listing, err := src.Resolve(ctx, ref)
+	if err == nil && listing == nil {
+		err = &source.Error{Source: src.Name(), Op: "resolve", What: ref.String(), Err: source.ErrProtocol}
+	}
+	return listing, err
+}
+
+// digestAll fetches the files whose SHA-256 the source does not give, so that
+// the manifest can name it. A file that an earlier manifest has under the same
+// git id is not fetched again.
+func (p *Puller) digestAll(ctx context.Context, src source.Source, l *artifact.Listing) (fetched []artifact.Digest, err error) {
+	var total int64
+	var todo []int
+	known := p.store.gitIDs()
+	for i, f := range l.Files {
+		if !f.SHA256.IsZero() {
+			continue
+		}
+		if sha, found := known[gitID{f.GitSHA1, f.Size}]; found {
+			l.Files[i].SHA256 = sha
+			continue
+		}
+		total += f.Size
+		if f.Size > maxUndigested || total > maxUndigestedTotal {
+			return nil, &source.Error{Source: src.Name(), Op: "resolve", What: l.Ref.String() + " file " + f.Path, Err: fmt.Errorf(
+				"%w: %d bytes without a SHA-256, at most %d a file and %d in all are fetched to find it", source.ErrProtocol, f.Size, maxUndigested, maxUndigestedTotal)}
+		}
+		todo = append(todo, i)
+	}
+	if len(todo) == 0 {
+		return nil, nil
+	}
+	room, err := p.store.reserve(ctx, total, l.Ref.String())
+	if err != nil {
+		return nil, err
+	}
+	defer room.release()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(cap(p.tokens))
+	for _, i := range todo {
+		group.Go(func() error {
+			select {
+			case p.tokens <- struct{}{}:
+				defer func() { <-p.tokens }()
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			sha, err := p.digestFile(ctx, src, l, l.Files[i])
+			if err != nil {
+				return fmt.Errorf("fetch file %s: %w", l.Files[i].Path, err)
+			}
+			l.Files[i].SHA256 = sha
+			return nil
+		})
+	}
+	err = group.Wait()
+	for _, i := range todo {
+		if sha := l.Files[i].SHA256; !sha.IsZero() {
+			fetched = append(fetched, sha)
+		}
+	}
+	return fetched, err
+}
+
+// digestFile lands one file under the digest it turns out to have, after its
+// git id was found right.
+func (p *Puller) digestFile(ctx context.Context, src source.Source, l *artifact.Listing, f artifact.File) (artifact.Digest, error) {
+	mismatches := 0
+	for try := 1; ; try++ {
+		sha, err := p.digestOnce(ctx, src, l, f)
+		if err == nil {
+			return sha, nil
+		}
+		if errors.Is(err, ErrMismatch) && mismatches == 0 {
+			p.stats.mismatches.Add(1)
+			mismatches++
+			continue
+		}
+		if final(err) || try >= p.attempts || ctx.Err() != nil {
+			return artifact.Digest{}, err
+		}
+		p.stats.retries.Add(1)
+		if err := sleep(ctx, p.pause(try, err)); err != nil {
+			return artifact.Digest{}, err
+		}
+	}
+}
+
+func (p *Puller) digestOnce(ctx context.Context, src source.Source, l *artifact.Listing, f artifact.File) (sha artifact.Digest, err error) {
+	s := p.store
+	temp := durable.TempName(s.path(landingDir, "undigested"))
+	file, err := s.fs.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return sha, fmt.Errorf("%w: %w", errWrite, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.removeIfThere(temp))
+		}
+	}()
+	git := sha1.New() //nolint:gosec // git names its blobs so
+	_, _ = fmt.Fprintf(git, "blob %d\x00", f.Size)
+	content := sha256.New()
+	if f.Size > 0 {
+		err = p.receive(ctx, src, l, f, 0, f.Size, func(piece []byte) error {
+			_, _ = git.Write(piece)
+			_, _ = content.Write(piece)
+			if _, err := file.Write(piece); err != nil {
+				return fmt.Errorf("%w: %w", errWrite, err)
+			}
+			return nil
+		})
+	}
+	if got := hex.EncodeToString(git.Sum(nil)); err == nil && got != f.GitSHA1 {
+		err = fmt.Errorf("%w: the bytes have git id %s, the source lists %s", ErrMismatch, got, f.GitSHA1)
+	}
+	if err == nil {
+		err = file.Chmod(0o444)
+	}
+	if err == nil {
+		err = file.Sync()
+	}
+	if closeErr := file.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return sha, err
+	}
+	sha = artifact.Digest(content.Sum(nil))
+	return sha, s.adopt(temp, sha, f.Size)
+}
+
+// adopt publishes a file whose digest was just computed from its bytes.
+func (s *Store) adopt(temp string, sha artifact.Digest, size int64) error {
+	blob := s.blobPath(sha)
+	if err := durable.MkdirAllSynced(s.fs, filepath.Dir(blob), 0o700); err != nil {
+		return fmt.Errorf("%w: %w", errWrite, err)
+	}
+	if err := s.fs.Rename(temp, blob); err != nil {
+		return fmt.Errorf("%w: %w", errWrite, err)
+	}
+	if err := s.fs.SyncDir(filepath.Dir(blob)); err != nil {
+		return fmt.Errorf("%w: %w", errWrite, err)
+	}
+	s.mu.Lock()
+	s.blobs[sha] = size
+	delete(s.bad, sha)
+	s.mu.Unlock()
+	return nil
+}
+
+// dropOrphans removes files that a failed resolve fetched and no artifact has.
+func (s *Store) dropOrphans(files []artifact.Digest) error {
+	s.mu.Lock()
+	used := map[artifact.Digest]bool{}
+	for _, r := range s.artifacts {
+		for _, f := range r.m.Files {
+			used[f.SHA256] = true
+		}
+	}
+	var drop []artifact.Digest
+	for _, sha := range files {
+		if !used[sha] && !s.removing[sha] {
+			delete(s.blobs, sha)
+			s.removing[sha] = true
+			drop = append(drop, sha)
+		}
+	}
+	s.mu.Unlock()
+	var err error
+	for _, sha := range drop {
+		err = errors.Join(err, s.removeIfThere(s.blobPath(sha)))
+	}
+	s.mu.Lock()
+	for _, sha := range drop {
+		delete(s.removing, sha)
+	}
+	s.freed.fire()
+	s.mu.Unlock()
+	return err
+}
+
+// gitID is how git knows a file's bytes.
+type gitID struct {
+	sha1 string
+	size int64
+}
+
+// gitIDs maps what known manifests say about git ids.
+func (s *Store) gitIDs() map[gitID]artifact.Digest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := map[gitID]artifact.Digest{}
+	for _, r := range s.artifacts {
+		for _, f := range r.m.Files {
+			if f.GitSHA1 != "" && !f.LFS {
+				ids[gitID{f.GitSHA1, f.Size}] = f.SHA256
+			}
+		}
+	}
+	return ids
+}

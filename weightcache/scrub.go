@@ -1,0 +1,282 @@
+package weightcache
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hearth-dev/hearth/durable"
+	"github.com/hearth-dev/hearth/units"
+	"github.com/hearth-dev/hearth/weightcache/artifact"
+)
+
+const (
+	defaultScrubEvery = 7 * 24 * time.Hour
+	defaultScrubRate  = 64 << 20
+	// repairPause is how long Run waits before it tries a failed repair again.
+	repairPause = time.Minute
+)
+
+// scrubOptions are how often and how fast stored files are read again.
+type scrubOptions struct {
+	every time.Duration
+	rate  units.Rate
+}
+
+func (o *scrubOptions) setDefaults() {
+	if o.every == 0 {
+		o.every = defaultScrubEvery
+	}
+	if o.rate <= 0 {
+		o.rate = defaultScrubRate
+	}
+}
+
+// Run keeps pulls that readers began going, reads every stored file again
+// every ScrubEvery, and fetches damaged files anew. It returns when ctx ends and
+// gives up the pulls that only it holds; Wait says when those have ended.
+func (p *Puller) Run(ctx context.Context) error {
+	p.mu.Lock()
+	if p.running {
+		p.mu.Unlock()
+		return errors.New("run puller: already running")
+	}
+	p.running = true
+	p.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.scrubLoop(ctx)
+	}()
+	p.repairLoop(ctx)
+	<-done
+	p.mu.Lock()
+	p.running = false
+	var kept []*pull
+	for _, pl := range p.pulls {
+		if pl.kept {
+			pl.kept = false
+			kept = append(kept, pl)
+		}
+	}
+	p.mu.Unlock()
+	for _, pl := range kept {
+		p.leave(pl)
+	}
+	return nil
+}
+
+// repairLoop fetches damaged files again, one artifact at a time.
+func (p *Puller) repairLoop(ctx context.Context) {
+	for ctx.Err() == nil {
+		again := false
+		for _, m := range p.store.damaged() {
+			if _, err := p.Ensure(ctx, m.Ref, EnsureOptions{}); err != nil && ctx.Err() == nil {
+				p.log.Warn("cannot mend artifact yet", slog.String("artifact", m.Digest.String()), slog.Any("error", err))
+				again = true
+			}
+		}
+		var timer <-chan time.Time
+		if again {
+			timer = time.After(repairPause)
+		}
+		select {
+		case <-p.repairs:
+		case <-timer:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// damaged lists the current manifests that were complete and lost a file.
+func (s *Store) damaged() []*artifact.Manifest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []*artifact.Manifest
+	for _, m := range s.refs {
+		if slices.ContainsFunc(m.Files, func(f artifact.File) bool { return s.bad[f.SHA256] }) {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// scrubLoop reads the stored files in turn, spread by the rate; every file is
+// read once every period.
+func (p *Puller) scrubLoop(ctx context.Context) {
+	if p.scrub.every < 0 {
+		return
+	}
+	checked := map[artifact.Digest]time.Time{}
+	began := p.now()
+	for ctx.Err() == nil {
+		sha, due, found := p.store.nextScrub(checked, began, p.scrub.every)
+		wait := p.scrub.every
+		if found {
+			wait = due.Sub(p.now())
+		}
+		if wait > 0 {
+			// New files appear meanwhile; the wait is cut so that they count.
+			if sleep(ctx, min(wait, time.Hour)) != nil {
+				return
+			}
+			continue
+		}
+		checked[sha] = p.now()
+		if _, err := p.checkFile(ctx, sha, NewLimiter(p.scrub.rate)); err != nil && ctx.Err() == nil {
+			p.log.Warn("cannot scrub file", slog.String("file", sha.String()), slog.Any("error", err))
+		}
+	}
+}
+
+// nextScrub finds the file whose last check is oldest; a file not checked by
+// this process counts as checked when it began.
+func (s *Store) nextScrub(checked map[artifact.Digest]time.Time, began time.Time, every time.Duration) (sha artifact.Digest, due time.Time, found bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for file := range checked {
+		if _, there := s.blobs[file]; !there {
+			delete(checked, file)
+		}
+	}
+	for file := range s.blobs {
+		last, seen := checked[file]
+		if !seen {
+			last = began
+			checked[file] = began
+		}
+		at := last.Add(every)
+		if !found || cmp.Or(at.Compare(due), slices.Compare(file[:], sha[:])) < 0 {
+			sha, due, found = file, at, true
+		}
+	}
+	return sha, due, found
+}
+
+// checkFile reads a stored file on a thread of idle I/O priority and takes it
+// out of the store where its bytes are not its digest's.
+func (p *Puller) checkFile(ctx context.Context, sha artifact.Digest, limiter *Limiter) (good bool, err error) {
+	type answer struct {
+		good bool
+		err  error
+	}
+	result := make(chan answer, 1)
+	go func() {
+		// The thread keeps its priority and ends with the goroutine.
+		runtime.LockOSThread()
+		setIdlePriority()
+		good, err := p.store.hashesTo(ctx, sha, limiter)
+		result <- answer{good, err}
+	}()
+	a := <-result
+	if a.err != nil || a.good {
+		return a.good, a.err
+	}
+	p.stats.damaged.Add(1)
+	p.log.Error("stored file is damaged, it is taken out and fetched again", slog.String("file", sha.String()))
+	if err := p.store.discard(sha); err != nil {
+		return false, err
+	}
+	select {
+	case p.repairs <- struct{}{}:
+	default:
+	}
+	return false, nil
+}
+
+// hashesTo reads a stored file and compares its digest.
+func (s *Store) hashesTo(ctx context.Context, sha artifact.Digest, limiter *Limiter) (good bool, err error) {
+	f, err := s.openBlob(sha)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	noReuse(f)
+	piece := pieces.Get().(*[pieceSize]byte)
+	defer pieces.Put(piece)
+	h := sha256.New()
+	for {
+		n, err := f.Read(piece[:])
+		_, _ = h.Write(piece[:n])
+		if errors.Is(err, io.EOF) {
+			return artifact.Digest(h.Sum(nil)) == sha, nil
+		}
+		if errors.Is(err, syscall.EIO) {
+			return false, nil // the drive cannot give the bytes: as good as wrong
+		}
+		if err != nil {
+			return false, err
+		}
+		if err := limiter.WaitN(ctx, n); err != nil {
+			return false, err
+		}
+	}
+}
+
+// Verify reads every committed file of an artifact now. A damaged file takes
+// the artifact out of Ready at once; Run, or the next Ensure, fetches only
+// that file again. A missing file counts as bad.
+func (p *Puller) Verify(ctx context.Context, ref artifact.Ref) (VerifyResult, error) {
+	m, found := p.store.pinned(ref)
+	if !found {
+		return VerifyResult{}, fmt.Errorf("verify %s: %w", ref, ErrUnknown)
+	}
+	end, err := p.store.hold(ctx, m)
+	if err != nil {
+		return VerifyResult{}, fmt.Errorf("verify %s: %w", ref, err)
+	}
+	defer end()
+	var result VerifyResult
+	verdicts := map[artifact.Digest]bool{}
+	limiter := NewLimiter(0)
+	for _, f := range m.Files {
+		good, seen := verdicts[f.SHA256]
+		if !seen {
+			good, err = p.checkFile(ctx, f.SHA256, limiter)
+			if err != nil && !errors.Is(err, ErrNotReady) {
+				return result, fmt.Errorf("verify %s: file %s: %w", ref, f.Path, err)
+			}
+			verdicts[f.SHA256] = good
+			result.Bytes += units.Bytes(f.Size)
+		}
+		result.Files++
+		if !good {
+			result.Bad = append(result.Bad, f.Path)
+		}
+	}
+	return result, nil
+}
+
+// Values of ioprio_set(2).
+const (
+	ioprioWhoProcess = 1 // with id 0: the calling thread
+	ioprioIdle       = 3 << 13
+)
+
+// setIdlePriority lets everyone else's I/O and work go first. Where the kernel
+// refuses, the rate alone keeps the scrub gentle.
+func setIdlePriority() {
+	_, _, _ = syscall.Syscall(syscall.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioIdle)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 19)
+}
+
+// noReuse asks the kernel not to keep pages for this reader's sake.
+func noReuse(f durable.File) {
+	file, ok := f.(*durable.OSFile)
+	if !ok {
+		return
+	}
+	if conn, err := file.SyscallConn(); err == nil {
+		_ = conn.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), 0, 0, unix.FADV_NOREUSE) })
+	}
+}
