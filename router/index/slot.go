@@ -125,10 +125,9 @@ func (s *Slot) insertSome(keys []uint64, salt uint64, start, end int) (more bool
 		run[i].key, run[i].first = key, s.table[s.homeLocked(key)]
 	}
 	for i := range end - start {
-		key, found := run[i].key, none
-		if j := run[i].first; j != 0 && s.entries[j-1].key == key {
-			found = j - 1
-		} else {
+		key := run[i].key
+		found := run[i].first - 1
+		if run[i].first == 0 || s.entries[found].key != key {
 			found = s.findLocked(key)
 		}
 		switch {

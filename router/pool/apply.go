@@ -31,61 +31,87 @@ const defaultPool = "default"
 // Apply takes a node's state as of receivedAt. It keeps the state's messages,
 // not the state. What the state lacks is gone.
 func (p *Pools) Apply(state *report.State, receivedAt time.Time) {
-	name := state.Node()
-	if name == "" {
+	if state.Node() == "" {
 		return
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	changes := p.applyLocked(state, receivedAt)
+	p.mu.Unlock()
+	p.logChanges(changes)
+}
+
+// change is an endpoint that came or went, for the log.
+type change struct {
+	endpoint, pool string
+	gone           bool
+}
+
+func (p *Pools) logChanges(changes []change) {
+	for _, c := range changes {
+		endpoint, pool := slog.String("endpoint", c.endpoint), slog.String("pool", c.pool)
+		if c.gone {
+			p.log.Info("remove endpoint", endpoint, pool)
+		} else {
+			p.log.Info("add endpoint", endpoint, pool)
+		}
+	}
+}
+
+func (p *Pools) applyLocked(state *report.State, receivedAt time.Time) (changes []change) {
+	name := state.Node()
 	n := p.nodes[name]
 	if n == nil {
 		n = &node{endpoints: map[string]placed{}, ready: map[string]bool{}}
 		p.nodes[name] = n
 	}
-	changed := n.takeArtifacts(state.Artifacts())
+	rebuild := n.takeArtifacts(state.Artifacts())
 	touched := map[*poolState]bool{}
 	present := map[string]bool{}
 	for _, e := range state.Endpoints() {
-		added, ps := p.takeEndpointLocked(name, n, e, state, receivedAt)
-		if ps == nil {
-			continue
+		ps, some := p.takeEndpointLocked(name, n, e, state, receivedAt)
+		changes = append(changes, some...)
+		if ps != nil {
+			present[e.GetName()], touched[ps] = true, true
 		}
-		present[e.GetName()] = true
-		changed = changed || added
-		touched[ps] = true
 	}
 	for key := range n.endpoints {
 		if !present[key] {
-			p.dropLocked(n, key)
-			changed = true
+			changes = append(changes, p.dropLocked(n, key))
 		}
 	}
 	for ps := range touched {
 		p.sizeLocked(ps)
 	}
-	if changed {
+	if rebuild || len(changes) > 0 {
 		p.rebuildLocked()
 	}
+	return changes
 }
 
 // Forget removes a node and its endpoints: the configuration no longer names it.
 func (p *Pools) Forget(name string) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	changes := p.forgetLocked(name)
+	p.mu.Unlock()
+	p.logChanges(changes)
+}
+
+func (p *Pools) forgetLocked(name string) (changes []change) {
 	n := p.nodes[name]
 	if n == nil {
-		return
+		return nil
 	}
 	for _, key := range slices.Collect(maps.Keys(n.endpoints)) {
-		p.dropLocked(n, key)
+		changes = append(changes, p.dropLocked(n, key))
 	}
 	delete(p.nodes, name)
 	p.rebuildLocked()
+	return changes
 }
 
 // takeEndpointLocked puts one reported endpoint where it belongs. The pool is
 // nil where a limit leaves the endpoint out.
-func (p *Pools) takeEndpointLocked(nodeName string, n *node, e *report.Endpoint, state *report.State, receivedAt time.Time) (added bool, _ *poolState) {
+func (p *Pools) takeEndpointLocked(nodeName string, n *node, e *report.Endpoint, state *report.State, receivedAt time.Time) (_ *poolState, changes []change) {
 	poolName := e.GetPool()
 	if poolName == "" {
 		poolName = defaultPool
@@ -95,12 +121,12 @@ func (p *Pools) takeEndpointLocked(nodeName string, n *node, e *report.Endpoint,
 		old.endpoint.incarnation == e.GetIncarnation()
 	if !same {
 		if known {
-			p.dropLocked(n, e.GetName())
+			changes = append(changes, p.dropLocked(n, e.GetName()))
 		}
 		ps := p.roomLocked(poolName, e)
 		if ps == nil {
 			p.leftOut++
-			return known, nil
+			return nil, changes
 		}
 		fresh := &endpoint{
 			id: nodeName + "/" + e.GetName(), url: trimURL(e.GetUrl()), node: nodeName,
@@ -116,9 +142,9 @@ func (p *Pools) takeEndpointLocked(nodeName string, n *node, e *report.Endpoint,
 		// Only an endpoint with its facts is seen by requests.
 		old.pool.add(old.endpoint)
 		n.endpoints[e.GetName()] = old
-		p.log.Info("add endpoint", slog.String("endpoint", old.endpoint.id), slog.String("pool", poolName))
+		changes = append(changes, change{endpoint: old.endpoint.id, pool: poolName})
 	}
-	return !same, old.pool
+	return old.pool, changes
 }
 
 // roomLocked gives the pool for a new endpoint, nil where it cannot be taken.
@@ -134,12 +160,12 @@ func (p *Pools) roomLocked(poolName string, e *report.Endpoint) *poolState {
 	return ps
 }
 
-func (p *Pools) dropLocked(n *node, key string) {
+func (p *Pools) dropLocked(n *node, key string) change {
 	old := n.endpoints[key]
 	delete(n.endpoints, key)
 	old.pool.remove(old.endpoint)
 	p.index.Remove(old.endpoint.slot)
-	p.log.Info("remove endpoint", slog.String("endpoint", old.endpoint.id), slog.String("pool", old.pool.name))
+	return change{endpoint: old.endpoint.id, pool: old.pool.name, gone: true}
 }
 
 // takeArtifacts updates the refs that serve and reports whether they changed.

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -28,8 +29,8 @@ func (c *cache) serve(blocks []uint64) (hits int) {
 	for hits < len(blocks) && c.byBlock[blocks[hits]] != nil {
 		hits++
 	}
-	for i := len(blocks) - 1; i >= 0; i-- {
-		if el := c.byBlock[blocks[i]]; el != nil {
+	for _, b := range slices.Backward(blocks) {
+		if el := c.byBlock[b]; el != nil {
 			c.order.MoveToFront(el)
 			continue
 		}
@@ -37,7 +38,7 @@ func (c *cache) serve(blocks []uint64) (hits int) {
 			last := c.order.Back()
 			delete(c.byBlock, c.order.Remove(last).(uint64))
 		}
-		c.byBlock[blocks[i]] = c.order.PushFront(blocks[i])
+		c.byBlock[b] = c.order.PushFront(b)
 	}
 	return hits
 }
@@ -153,4 +154,46 @@ func TestColdConversationsSpreadOverTheEnginesMemory(t *testing.T) {
 			t.Errorf("%s holds %d of %d blocks", e.ID, e.HeldBlocks, 200*16)
 		}
 	}
+}
+
+// TestAHotPrefixSpreadsAsItsHolderFills holds many requests with one long
+// system prompt in flight at once.
+func TestAHotPrefixSpreadsAsItsHolderFills(t *testing.T) {
+	t.Parallel()
+	cfg := oneModel()
+	cfg.Pools = []PoolConfig{{Name: "p"}}
+	for i := range 4 {
+		cfg.Pools[0].Endpoints = append(cfg.Pools[0].Endpoints, EndpointConfig{URL: fmt.Sprintf("http://127.0.0.1:%d", 9000+i), MaxRunning: 16})
+	}
+	pools, err := New(cfg, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	system := promptKeys(1, 90)
+	first := map[string]int{}
+	var last map[string]int
+	for i := range uint64(64) {
+		keys := append(system[:90:90], promptKeys(1000+i, 10)...)
+		r, err := pools.Acquire(&pick.Request{Model: "m", Keys: keys, PromptBytes: 100 * 256, PromptTokens: 6400, Tie: i}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.FirstByte()
+		if i < 8 {
+			first[r.EndpointID]++
+		}
+		last = map[string]int{}
+		for _, e := range pools.Stats().Endpoints {
+			last[e.ID] = e.InFlight
+		}
+	}
+	if len(first) != 1 {
+		t.Errorf("eight requests of one prefix went to %v, want one endpoint", first)
+	}
+	for id, n := range last {
+		if n > 28 {
+			t.Errorf("%s has %d of 64 requests, its engine runs 16 at once", id, n)
+		}
+	}
+	t.Logf("in flight: %v", last)
 }

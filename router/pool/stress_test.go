@@ -2,6 +2,7 @@ package pool
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -111,4 +112,32 @@ func BenchmarkAcquireParallel(b *testing.B) {
 			r.Done(Outcome{})
 		}
 	})
+}
+
+// BenchmarkAcquire100 is one request after the other over 100 endpoints, a
+// quarter of which hold its prefix.
+func BenchmarkAcquire100(b *testing.B) {
+	cfg := oneModel()
+	cfg.Pools = []PoolConfig{{Name: "p"}}
+	for i := range 100 {
+		cfg.Pools[0].Endpoints = append(cfg.Pools[0].Endpoints, EndpointConfig{URL: fmt.Sprintf("http://127.0.1.%d:80", i)})
+	}
+	pools, err := New(cfg, Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	req := ask(1, 40)
+	for i, e := range pools.routes.Load().pools[0].members() {
+		if i%4 == 0 {
+			pools.index.Insert(e.slot, req.Keys, pools.routes.Load().models["m"].targets[0].salt)
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		r, err := pools.Acquire(req, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		r.Done(Outcome{})
+	}
 }
