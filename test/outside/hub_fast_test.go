@@ -1,0 +1,440 @@
+//go:build outside
+
+package outside
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hearth-dev/hearth/test/outside/rig"
+	"github.com/hearth-dev/hearth/test/sim/hub"
+	"github.com/hearth-dev/hearth/units"
+)
+
+// hubResult is what testdata/hub_client.py prints.
+type hubResult struct {
+	OK      json.RawMessage `json:"ok"`
+	Error   string          `json:"error"`
+	Classes []string        `json:"classes"`
+	Message string          `json:"message"`
+}
+
+// path gives the result of a call that returns a path.
+func (h hubResult) path(t *testing.T) string {
+	t.Helper()
+	var p string
+	if h.Error != "" || json.Unmarshal(h.OK, &p) != nil {
+		t.Fatalf("want a path, got %s: %s %s", h.Error, h.Message, h.OK)
+	}
+	return p
+}
+
+// hubClient is one user of the Python library with a cache of its own.
+type hubClient struct {
+	rig *rig.Rig
+	ctx context.Context
+	env []string
+	dir string   // HF_HUB_CACHE
+	pod *rig.Pod // where not nil, runs in it
+}
+
+func newHubClient(ctx context.Context, r *rig.Rig, name, endpoint string) *hubClient {
+	dir := filepath.Join(r.Dir, name)
+	return &hubClient{rig: r, ctx: ctx, dir: dir, env: append(quietHub(),
+		"HF_ENDPOINT="+endpoint, "HF_HOME="+filepath.Join(dir, "home"), "HF_HUB_CACHE="+dir)}
+}
+
+func startNode(ctx context.Context, t *testing.T, r *rig.Rig, opts rig.NodeOptions) *rig.Node {
+	t.Helper()
+	n, err := r.StartNode(ctx, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// newPodClient is a user in a pod that sees a hub cache view and no network.
+func newPodClient(ctx context.Context, t *testing.T, r *rig.Rig, node *rig.Node, ref string) *hubClient {
+	t.Helper()
+	view, err := node.HubView(ctx, ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, err := r.NewPod(view)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &hubClient{rig: r, ctx: ctx, dir: pod.View, pod: pod, env: append(quietHub(),
+		"HF_HUB_OFFLINE=1", "HF_ENDPOINT=http://127.0.0.1:9", "HF_HUB_CACHE="+pod.View, "HF_HOME="+pod.Home)}
+}
+
+// quietHub keeps the library off every host but HF_ENDPOINT.
+func quietHub() []string {
+	return []string{
+		"HF_HUB_DISABLE_UPDATE_CHECK=1", "HF_HUB_DISABLE_TELEMETRY=1", "HF_HUB_DISABLE_PROGRESS_BARS=1",
+		"TRANSFORMERS_VERBOSITY=error",
+	}
+}
+
+func (c *hubClient) command(call string, args map[string]any) rig.Command {
+	text, err := json.Marshal(args)
+	if err != nil {
+		panic(err)
+	}
+	return c.python("hub_client", call, string(text))
+}
+
+// python is a command that runs a script of testdata with the client's
+// environment.
+func (c *hubClient) python(script string, args ...string) rig.Command {
+	if c.pod != nil {
+		return c.pod.Python(script, script+".py", args, c.env...)
+	}
+	return pythonCommand(c.rig, script, c.env, args...)
+}
+
+func (c *hubClient) call(t *testing.T, call string, args map[string]any) hubResult {
+	t.Helper()
+	var out hubResult
+	runJSON(c.ctx, t, c.rig, c.command(call, args), &out)
+	return out
+}
+
+// origin serves acme/tiny (three shards, a nested file, an empty file, a
+// branch with a slash in its name) and acme/big.
+func newOrigin(ctx context.Context, t *testing.T, r *rig.Rig) (*hub.Origin, string, string) {
+	t.Helper()
+	root := filepath.Join(r.Dir, "origin")
+	tiny := filepath.Join(root, "acme", "tiny")
+	writeModel(t, tiny, hub.ModelOptions{Size: units.MiB, Shards: 3, Seed: 1})
+	writeFile(t, filepath.Join(tiny, "onnx", "sub", "note.txt"), "nested file\n")
+	writeFile(t, filepath.Join(tiny, "empty.txt"), "")
+	branch := filepath.Join(root, "acme", "tiny@dev%2Ffeature-1")
+	writeModel(t, branch, hub.ModelOptions{Size: units.MiB, Shards: 3, Seed: 1})
+	writeFile(t, filepath.Join(branch, "only-here.txt"), "a branch\n")
+	writeModel(t, filepath.Join(root, "acme", "big"), hub.ModelOptions{Size: 48 * units.MiB, Shards: 4, Seed: 2})
+	o := hub.New(hub.Options{Dir: root})
+	url, err := r.Serve(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o, url, root
+}
+
+func writeModel(t *testing.T, dir string, opts hub.ModelOptions) {
+	t.Helper()
+	if err := hub.WriteModel(dir, opts); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func writeFile(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sums gives the sha256 of every file below dir by relative path, links
+// followed.
+func sums(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		f, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		h := sha256.New()
+		if _, err := io.Copy(h, f); err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, name)
+		out[filepath.ToSlash(rel)] = hex.EncodeToString(h.Sum(nil))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// wantSame fails where the files of got differ in any byte from those of want
+// that match keep, or where there are more or fewer.
+func wantSame(t *testing.T, got, want string, keep ...string) {
+	t.Helper()
+	have, origin := sums(t, got), sums(t, want)
+	for name := range origin {
+		if len(keep) > 0 && !slices.ContainsFunc(keep, func(p string) bool { ok, _ := path.Match(p, name); return ok }) {
+			delete(origin, name)
+		}
+	}
+	if len(origin) == 0 {
+		t.Fatalf("no file of %s matches %q", want, keep)
+	}
+	for name, sum := range origin {
+		if have[name] != sum {
+			t.Errorf("%s: sha256 is %q, want %q", name, have[name], sum)
+		}
+	}
+	for name := range have {
+		if _, ok := origin[name]; !ok {
+			t.Errorf("%s: not in the origin's list", name)
+		}
+	}
+}
+
+func TestFastHubClientTakesSnapshotsThroughTheMirrorFreshAndWarm(t *testing.T) {
+	t.Parallel()
+	r, ctx := newRig(t)
+	origin, url, root := newOrigin(ctx, t, r)
+	node := startNode(ctx, t, r, rig.NodeOptions{Origin: url})
+	tiny := filepath.Join(root, "acme", "tiny")
+	c := newHubClient(ctx, r, "cache", node.Mirror)
+
+	var facts struct{ Version, Endpoint string }
+	if err := json.Unmarshal(c.call(t, "facts", nil).OK, &facts); err != nil || facts.Version != "2.4.0" || facts.Endpoint != node.Mirror {
+		t.Fatalf("client is %+v (%v), want 2.4.0 at %s", facts, err, node.Mirror)
+	}
+	snapshot := c.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny"}).path(t)
+	wantSame(t, snapshot, tiny)
+	commit := filepath.Base(snapshot)
+
+	fetched := origin.Bytes()
+	if again := c.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny"}).path(t); again != snapshot {
+		t.Errorf("a second snapshot is at %s, want %s", again, snapshot)
+	}
+	other := newHubClient(ctx, r, "other", node.Mirror)
+	second := other.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny"}).path(t)
+	wantSame(t, second, tiny)
+	if origin.Bytes() != fetched {
+		t.Errorf("a second client cost the origin %d bytes, want none", origin.Bytes()-fetched)
+	}
+
+	byCommit := newHubClient(ctx, r, "commit", node.Mirror)
+	p := byCommit.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny", "revision": commit}).path(t)
+	wantSame(t, p, tiny)
+	if filepath.Base(p) != commit {
+		t.Errorf("snapshot of commit %s is at %s", commit, p)
+	}
+
+	patterns := newHubClient(ctx, r, "patterns", node.Mirror)
+	p = patterns.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny", "allow_patterns": []string{"*.json"}}).path(t)
+	wantSame(t, p, tiny, "*.json")
+
+	branch := newHubClient(ctx, r, "branch", node.Mirror)
+	p = branch.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny", "revision": "dev/feature-1"}).path(t)
+	wantSame(t, p, filepath.Join(root, "acme", "tiny@dev%2Ffeature-1"))
+}
+
+func TestFastHubClientGetsFilesMetadataAndItsOwnErrorClasses(t *testing.T) {
+	t.Parallel()
+	r, ctx := newRig(t)
+	_, url, root := newOrigin(ctx, t, r)
+	node := startNode(ctx, t, r, rig.NodeOptions{Origin: url})
+	c := newHubClient(ctx, r, "cache", node.Mirror)
+
+	name := c.call(t, "hf_hub_download", map[string]any{"repo_id": "acme/tiny", "filename": "onnx/sub/note.txt"}).path(t)
+	if text, err := os.ReadFile(name); err != nil || string(text) != "nested file\n" {
+		t.Errorf("hf_hub_download gave %q, %v", text, err)
+	}
+	name = c.call(t, "hf_hub_download", map[string]any{"repo_id": "acme/tiny", "filename": "empty.txt"}).path(t)
+	if st, err := os.Stat(name); err != nil || st.Size() != 0 {
+		t.Errorf("an empty file has %v, %v", st, err)
+	}
+	for _, tc := range []struct {
+		call  string
+		args  map[string]any
+		class string
+	}{
+		{"hf_hub_download", map[string]any{"repo_id": "acme/tiny", "filename": "absent.json"}, "EntryNotFoundError"},
+		{"hf_hub_download", map[string]any{"repo_id": "acme/tiny", "filename": "config.json", "revision": "no-such"}, "RevisionNotFoundError"},
+		{"snapshot_download", map[string]any{"repo_id": "acme/no-such"}, "RepositoryNotFoundError"},
+		{"metadata", map[string]any{"repo_id": "acme/no-such"}, "RepositoryNotFoundError"},
+	} {
+		got := c.call(t, tc.call, tc.args)
+		if !slices.Contains(got.Classes, tc.class) {
+			t.Errorf("%s %v: raised %q %q (%s), want %s", tc.call, tc.args, got.Error, got.Classes, got.Message, tc.class)
+		}
+	}
+	// The client remembers the missing file only if the answer carried the commit.
+	if marks, _ := filepath.Glob(filepath.Join(c.dir, "models--acme--tiny", ".no_exist", "*", "absent.json")); len(marks) != 1 {
+		t.Errorf("no .no_exist mark for a missing file: %v", marks)
+	}
+
+	var meta struct {
+		Sharded    bool
+		Tensors    int
+		Files      []string
+		Parameters map[string]int64
+	}
+	got := c.call(t, "metadata", map[string]any{"repo_id": "acme/tiny"})
+	if err := json.Unmarshal(got.OK, &meta); err != nil {
+		t.Fatalf("get_safetensors_metadata: %s %s: %v", got.Error, got.Message, err)
+	}
+	shards, err := filepath.Glob(filepath.Join(root, "acme", "tiny", "*.safetensors"))
+	if err != nil || !meta.Sharded || len(meta.Files) != len(shards) || meta.Tensors == 0 || meta.Parameters["BF16"] == 0 {
+		t.Errorf("safetensors metadata is %+v, want %d shards with BF16 tensors", meta, len(shards))
+	}
+
+	var listing struct {
+		Commit string
+		Files  map[string]struct {
+			Size   int64
+			SHA256 *string
+		}
+	}
+	got = c.call(t, "list_files", map[string]any{"repo_id": "acme/tiny"})
+	if err := json.Unmarshal(got.OK, &listing); err != nil {
+		t.Fatalf("model_info: %s %s: %v", got.Error, got.Message, err)
+	}
+	for file, sum := range sums(t, filepath.Join(root, "acme", "tiny")) {
+		f, ok := listing.Files[file]
+		if !ok {
+			t.Errorf("model_info lacks %s", file)
+		}
+		if f.SHA256 != nil && *f.SHA256 != sum {
+			t.Errorf("model_info says %s has sha256 %s, want %s", file, *f.SHA256, sum)
+		}
+		if strings.HasSuffix(file, ".safetensors") && f.SHA256 == nil {
+			t.Errorf("model_info gives no sha256 for %s", file)
+		}
+	}
+}
+
+// A client that is killed in mid-download and run again ends with the right
+// bytes, whatever it kept; so does one whose mirror was killed as well.
+func TestFastHubClientKilledInMidDownloadEndsWithTheRightBytes(t *testing.T) {
+	t.Parallel()
+	r, ctx := newRig(t)
+	origin, url, root := newOrigin(ctx, t, r)
+	node := startNode(ctx, t, r, rig.NodeOptions{Origin: url})
+	c := newHubClient(ctx, r, "cache", node.Mirror)
+	args := map[string]any{"repo_id": "acme/big"}
+
+	origin.SetRate(4 * units.Rate(units.MiB)) // slow enough to be met in the middle
+	first, err := r.Start(c.command("snapshot_download", args))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = rig.Until(ctx, "a part of a shard at the client", func(context.Context) (bool, error) {
+		return partBytes(c.dir) > 1<<20, nil
+	}, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Kill()
+	node.Process.Kill()
+	if err := node.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	origin.SetRate(0)
+	snapshot := c.call(t, "snapshot_download", args).path(t)
+	wantSame(t, snapshot, filepath.Join(root, "acme", "big"))
+}
+
+// partBytes sums what the client has of files it has not finished.
+func partBytes(dir string) int64 {
+	var n int64
+	parts, _ := filepath.Glob(filepath.Join(dir, "*", "blobs", "*.incomplete"))
+	for _, p := range parts {
+		if st, err := os.Stat(p); err == nil {
+			n += st.Size()
+		}
+	}
+	return n
+}
+
+func TestFastHubClientReadsTheMountedViewOfflineAsAnyUser(t *testing.T) {
+	t.Parallel()
+	r, ctx := newRig(t)
+	_, url, root := newOrigin(ctx, t, r)
+	node := startNode(ctx, t, r, rig.NodeOptions{Origin: url})
+	c := newPodClient(ctx, t, r, node, "hub://acme/tiny")
+	tiny := filepath.Join(root, "acme", "tiny")
+	snapshot := c.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny"}).path(t)
+	wantSame(t, snapshot, tiny)
+	p := c.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny", "revision": filepath.Base(snapshot)}).path(t)
+	wantSame(t, p, tiny)
+	p = c.call(t, "hf_hub_download", map[string]any{"repo_id": "acme/tiny", "filename": "config.json"}).path(t)
+	if !strings.HasPrefix(p, snapshot) {
+		t.Errorf("config.json is at %s, want it in %s", p, snapshot)
+	}
+}
+
+func TestFastTransformersLoadsConfigAndTokenizerThroughTheMirrorAndTheView(t *testing.T) {
+	t.Parallel()
+	r, ctx := newRig(t)
+	origin, url, _ := newOrigin(ctx, t, r)
+	node := startNode(ctx, t, r, rig.NodeOptions{Origin: url})
+	type loaded struct {
+		Version   string `json:"version"`
+		ModelType string `json:"model_type"`
+		Hidden    int    `json:"hidden_size"`
+		IDs       []int  `json:"ids"`
+		Text      string `json:"text"`
+		Chat      string `json:"chat"`
+	}
+	load := func(name string, c *hubClient) loaded {
+		var out loaded
+		runJSON(ctx, t, r, c.python("transformers_client", "acme/tiny"), &out)
+		const text = "the cache holds weights on the node"
+		if out.Version != "5.23.0" || out.ModelType != "llama" || out.Hidden == 0 || out.Text != text || len(out.IDs) == 0 ||
+			!strings.Contains(out.Chat, "user: hello") {
+			t.Errorf("%s: loaded %+v", name, out)
+		}
+		return out
+	}
+	c := newHubClient(ctx, r, "cache", node.Mirror)
+	load("fresh", c)
+	fetched := origin.Bytes()
+	load("warm", c)
+	if origin.Bytes() != fetched {
+		t.Errorf("a warm load cost the origin %d bytes", origin.Bytes()-fetched)
+	}
+
+	load("view", newPodClient(ctx, t, r, node, "hub://acme/tiny"))
+}
+
+// The mirror's own answer to a tool that is no hub client.
+func TestFastMirrorRefusesWhatNoSourceMayServe(t *testing.T) {
+	t.Parallel()
+	r, ctx := newRig(t)
+	_, url, _ := newOrigin(ctx, t, r)
+	node := startNode(ctx, t, r, rig.NodeOptions{Origin: url, Refs: []string{"acme/tiny"}})
+	c := newHubClient(ctx, r, "cache", node.Mirror)
+	got := c.call(t, "snapshot_download", map[string]any{"repo_id": "acme/big"})
+	if got.Error == "" {
+		t.Fatalf("a repository outside the allow-list was served: %s", got.OK)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, node.Mirror+"/api/models/acme/big", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode < 400 || resp.StatusCode >= 500 || resp.Header.Get("X-Error-Code") == "" {
+		t.Errorf("refusal is %d with X-Error-Code %q, want a 4xx with a code", resp.StatusCode, resp.Header.Get("X-Error-Code"))
+	}
+}
