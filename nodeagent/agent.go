@@ -1,0 +1,303 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hearth-dev/hearth/configfile"
+	"github.com/hearth-dev/hearth/durable"
+	"github.com/hearth-dev/hearth/nodeagent/admin"
+	"github.com/hearth-dev/hearth/nodeagent/endpoints"
+	"github.com/hearth-dev/hearth/nodeagent/health"
+	"github.com/hearth-dev/hearth/nodeagent/local"
+	"github.com/hearth-dev/hearth/nodeagent/report"
+	"github.com/hearth-dev/hearth/weightcache"
+	"github.com/hearth-dev/hearth/weightcache/artifact"
+	"github.com/hearth-dev/hearth/weightcache/hubmirror"
+	"github.com/hearth-dev/hearth/weightcache/source"
+)
+
+// stopLimit bounds the time from the end of Run's context to its return.
+const stopLimit = 10 * time.Second
+
+// Options are what an Agent is told apart from its Config.
+type Options struct {
+	// Version of the program, shown in /v1/node.
+	Version string
+	// Log receives all lines; nil discards.
+	Log *slog.Logger
+	// BootID identifies this boot of the node; empty reads the kernel's.
+	BootID string
+}
+
+// Agent is one node's agent. New makes it, Run runs it once.
+type Agent struct {
+	config  Config
+	opts    Options
+	log     *slog.Logger
+	started time.Time
+
+	store     *weightcache.Store
+	puller    *weightcache.Puller
+	weights   *local.InProcess
+	mirror    *hubmirror.Mirror
+	tracker   *health.Tracker
+	poller    *endpoints.Poller
+	publisher *report.Publisher
+	keep      []artifact.Ref
+
+	ready chan struct{}
+
+	mu        sync.Mutex
+	listeners map[string]string
+	stopping  bool
+	problems  map[string]string // by the room that has it
+}
+
+// New checks the configuration, takes the weights store (one process owns it)
+// and builds the rooms. It starts nothing; an Agent that is not run is ended
+// with Close.
+func New(config Config, opts Options) (*Agent, error) {
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("check configuration: %w", err)
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.BootID == "" {
+		// Without it a restart keeps conditions that a boot would end.
+		id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		opts.BootID = strings.TrimSpace(string(id))
+	}
+	a := &Agent{
+		config: config, opts: opts, log: opts.Log, started: time.Now(), ready: make(chan struct{}),
+		listeners: map[string]string{}, problems: map[string]string{},
+	}
+	for _, text := range config.Models {
+		ref, err := artifact.ParseRef(text)
+		if err != nil {
+			return nil, fmt.Errorf("read models: %w", err)
+		}
+		a.keep = append(a.keep, ref)
+	}
+	if err := a.buildControl(); err != nil {
+		return nil, err
+	}
+	if err := a.buildData(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// buildControl makes health, endpoints and the report.
+func (a *Agent) buildControl() error {
+	table, err := health.BuiltIn()
+	if err != nil {
+		return err
+	}
+	if path := a.config.Health.XIDTable; path != "" {
+		text, err := durable.ReadFile(durable.OS, path, configfile.MaxSize)
+		if err != nil {
+			return fmt.Errorf("read health.xidTable: %w", err)
+		}
+		over, err := health.ParseTable(text)
+		if err != nil {
+			return fmt.Errorf("read health.xidTable %s: %w", path, err)
+		}
+		table = table.With(over)
+	}
+	path := ""
+	if dir := a.config.Health.StateDir; dir != "" {
+		if err := durable.MkdirAllSynced(durable.OS, dir, 0o700); err != nil {
+			return fmt.Errorf("make health.stateDir: %w", err)
+		}
+		path = filepath.Join(dir, "health.json")
+	}
+	a.tracker, err = health.New(health.Options{
+		Devices: a.config.devices(), Table: table, Path: path, BootID: a.opts.BootID, Log: a.log,
+	})
+	if err != nil {
+		return err
+	}
+	if bad := a.tracker.Quarantined(); bad != "" {
+		a.setProblem("health", "the health state could not be read and was kept as "+bad+"; conditions of before are unknown")
+	}
+	if a.poller, err = endpoints.New(endpoints.Options{Endpoints: a.config.endpoints(), Log: a.log}); err != nil {
+		return err
+	}
+	a.publisher, err = report.NewPublisher(report.PublisherOptions{Node: a.config.Node, Epoch: uint64(a.started.UnixNano()), Log: a.log})
+	return err
+}
+
+// buildData makes the weights store, its puller and the mirror.
+func (a *Agent) buildData() error {
+	w := a.config.Weights
+	var rules []weightcache.Rule
+	for _, s := range a.config.Sources {
+		var origin source.Source
+		var err error
+		if s.Type == SourceHub {
+			origin, err = source.NewHub(source.HubOptions{
+				Name: s.Name, URL: s.URL, TokenFile: s.TokenFile, Streams: w.Streams, UserAgent: "hearth/" + a.opts.Version,
+			})
+		} else {
+			origin, err = source.NewDir(source.DirOptions{Name: s.Name, Root: s.Root})
+		}
+		if err != nil {
+			return fmt.Errorf("make source %s: %w", s.Name, err)
+		}
+		rules = append(rules, weightcache.Rule{Source: origin, Refs: s.Refs})
+	}
+	store, err := weightcache.Open(weightcache.Options{
+		Dir: w.Dir, ViewsDir: w.ViewsDir, Budget: w.Budget, KeepFree: w.KeepFree, Log: a.log,
+	})
+	if err != nil {
+		return err
+	}
+	scrub := w.ScrubEvery.Std()
+	if scrub == 0 {
+		scrub = -1
+	}
+	a.puller, err = weightcache.NewPuller(weightcache.PullerOptions{
+		Store: store, Sources: rules, Limiter: weightcache.NewLimiter(w.Rate), SegmentSize: w.SegmentSize, Streams: w.Streams,
+		StallTimeout: w.StallTimeout.Std(), ScrubEvery: scrub, ScrubRate: w.ScrubRate, Log: a.log,
+	})
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	a.store = store
+	a.weights = local.NewInProcess(store, a.puller)
+	a.mirror = hubmirror.New(hubmirror.Options{Library: library{store: store, puller: a.puller}, Log: a.log})
+	return nil
+}
+
+// Close gives the weights store back. Run does it itself.
+func (a *Agent) Close() error { return a.store.Close() }
+
+// Ready is closed when every listener serves.
+func (a *Agent) Ready() <-chan struct{} { return a.ready }
+
+// Listeners gives the bound addresses by name (mirror, report, admin, socket)
+// once Ready is closed.
+func (a *Agent) Listeners() map[string]string { return a.node().Listeners }
+
+// Run serves until ctx is done, or until a room fails, and returns within 10
+// seconds after. Being told to stop is no error.
+func (a *Agent) Run(ctx context.Context) error {
+	if text, err := configfile.Marshal(a.config); err == nil {
+		a.log.Info("effective configuration", slog.String("config", string(text)))
+	}
+	servers, err := a.listen(ctx)
+	if err != nil {
+		return errors.Join(err, a.store.Close())
+	}
+	group, running := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.tracker.Run(running) })
+	group.Go(func() error { return a.poller.Run(running) })
+	group.Go(func() error { return ending(running, a.puller.Run(running)) })
+	group.Go(func() error { return a.reportState(running) })
+	group.Go(func() error { return a.publishViews(running) })
+	for _, ref := range a.keep {
+		group.Go(func() error { return a.keepReady(running, ref) })
+	}
+	for _, s := range servers {
+		group.Go(s.serve)
+	}
+	group.Go(func() error { return a.notify(running) })
+	group.Go(func() error {
+		<-running.Done()
+		a.mu.Lock()
+		a.stopping = true
+		a.mu.Unlock()
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit-time.Second)
+		defer cancel()
+		stopAll(stopping, servers)
+		return nil
+	})
+	a.log.Info("agent is ready", slog.String("node", a.config.Node), slog.Uint64("epoch", a.publisher.Epoch()))
+	close(a.ready)
+	err = a.wait(ctx, group)
+	a.log.Info("agent stopped")
+	return errors.Join(err, a.store.Close())
+}
+
+// wait gives the group's error, or gives up on it stopLimit after ctx ended.
+func (a *Agent) wait(ctx context.Context, group *errgroup.Group) error {
+	done := make(chan error, 1)
+	go func() { done <- group.Wait() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	late := time.NewTimer(stopLimit)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C:
+		return fmt.Errorf("stop agent: not every part ended within %v", stopLimit)
+	}
+}
+
+// ending turns a room's error into nil where it only says that it was told to stop.
+func ending(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, ctx.Err())) {
+		return nil
+	}
+	return err
+}
+
+// setProblem notes what people should know of a room; empty takes it back.
+func (a *Agent) setProblem(room, text string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if text == "" {
+		delete(a.problems, room)
+		return
+	}
+	a.problems[room] = text
+}
+
+// node is what the agent says of itself.
+func (a *Agent) node() admin.Node {
+	n := admin.Node{
+		Name: a.config.Node, Version: a.opts.Version, Roles: a.config.Roles, Epoch: a.publisher.Epoch(),
+		StartedAt: a.started.UTC(), Listeners: map[string]string{}, Space: a.space(),
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, addr := range a.listeners {
+		n.Listeners[name] = addr
+	}
+	for _, text := range a.problems {
+		n.Problems = append(n.Problems, text)
+	}
+	slices.Sort(n.Problems)
+	return n
+}
+
+// space is the room of the weights store; 0 where it cannot be read.
+func (a *Agent) space() admin.Space {
+	usage, err := a.store.Usage()
+	if err != nil {
+		return admin.Space{}
+	}
+	free := usage.Free
+	capacity := usage.Total
+	if usage.Budget > 0 && usage.Budget < capacity {
+		capacity = usage.Budget
+		free = min(free, max(0, usage.Budget-usage.Used))
+	}
+	return admin.Space{Capacity: int64(capacity), Used: int64(usage.Used), Free: int64(free)}
+}

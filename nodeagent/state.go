@@ -1,0 +1,147 @@
+package nodeagent
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/hearth-dev/hearth/dradriver/device"
+	"github.com/hearth-dev/hearth/nodeagent/endpoints"
+	"github.com/hearth-dev/hearth/nodeagent/report"
+	"github.com/hearth-dev/hearth/weightcache"
+)
+
+const (
+	// artifactsEvery is the least time between two reports of artifacts, whose
+	// progress changes all the time.
+	artifactsEvery = 100 * time.Millisecond
+	// spaceEvery is how often the drive is asked for its space.
+	spaceEvery = 5 * time.Second
+)
+
+// reportState carries the rooms' snapshots to the publisher: devices and
+// endpoints at once, artifacts at most every artifactsEvery.
+func (a *Agent) reportState(ctx context.Context) error {
+	weights, endWeights := a.weights.Subscribe()
+	defer endWeights()
+	devices, endDevices := a.tracker.Subscribe()
+	defer endDevices()
+	engines, endEngines := a.poller.Subscribe()
+	defer endEngines()
+	space := time.NewTicker(spaceEvery)
+	defer space.Stop()
+	artifacts := time.NewTimer(0)
+	defer artifacts.Stop()
+	pending := true // the timer runs
+
+	a.publish("devices", a.publisher.SetDevices(devicesOf(a.tracker.Snapshot())))
+	a.publish("endpoints", a.publisher.SetEndpoints(endpointsOf(a.poller.Snapshot())))
+	a.publishSpace()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-devices:
+			a.publish("devices", a.publisher.SetDevices(devicesOf(a.tracker.Snapshot())))
+		case <-engines:
+			a.publish("endpoints", a.publisher.SetEndpoints(endpointsOf(a.poller.Snapshot())))
+		case <-weights:
+			if !pending {
+				artifacts.Reset(artifactsEvery)
+				pending = true
+			}
+		case <-artifacts.C:
+			pending = false
+			a.publish("artifacts", a.publisher.SetArtifacts(artifactsOf(a.weights.Snapshot())))
+		case <-space.C:
+			a.publishSpace()
+		}
+	}
+}
+
+func (a *Agent) publishSpace() {
+	s := a.space()
+	a.publish("space", a.publisher.SetSpace(&report.Space{CapacityBytes: s.Capacity, UsedBytes: s.Used, FreeBytes: s.Free}))
+}
+
+// publish notes what the publisher refused; the state before it stands.
+func (a *Agent) publish(what string, err error) {
+	text := ""
+	if err != nil {
+		text = "the report does not show the present " + what + ": " + err.Error()
+		a.log.Error("report not published", slog.String("what", what), slog.Any("error", err))
+	}
+	a.setProblem("report "+what, text)
+}
+
+var artifactStates = map[weightcache.State]report.ArtifactState{
+	weightcache.Absent:    report.ArtifactState_ARTIFACT_STATE_ABSENT,
+	weightcache.Resolving: report.ArtifactState_ARTIFACT_STATE_RESOLVING,
+	weightcache.Metadata:  report.ArtifactState_ARTIFACT_STATE_METADATA,
+	weightcache.Filling:   report.ArtifactState_ARTIFACT_STATE_FILLING,
+	weightcache.Verifying: report.ArtifactState_ARTIFACT_STATE_VERIFYING,
+	weightcache.Ready:     report.ArtifactState_ARTIFACT_STATE_READY,
+	weightcache.Suspect:   report.ArtifactState_ARTIFACT_STATE_SUSPECT,
+	weightcache.Failed:    report.ArtifactState_ARTIFACT_STATE_FAILED,
+	weightcache.Evicting:  report.ArtifactState_ARTIFACT_STATE_EVICTING,
+}
+
+func artifactsOf(statuses []weightcache.Status) []*report.Artifact {
+	list := make([]*report.Artifact, 0, len(statuses))
+	for _, s := range statuses {
+		a := &report.Artifact{
+			Ref: s.Ref.String(), Commit: s.Commit, State: artifactStates[s.State],
+			SizeBytes: s.Size, PresentBytes: s.Present, Detail: s.Detail,
+		}
+		if !s.Digest.IsZero() {
+			a.Digest = s.Digest.String()
+		}
+		list = append(list, a)
+	}
+	return list
+}
+
+var engineKinds = map[string]report.EngineKind{
+	endpoints.EngineVLLM:        report.EngineKind_ENGINE_KIND_VLLM,
+	endpoints.EngineSGLang:      report.EngineKind_ENGINE_KIND_SGLANG,
+	endpoints.EngineLlamaServer: report.EngineKind_ENGINE_KIND_LLAMA_SERVER,
+	endpoints.EngineSim:         report.EngineKind_ENGINE_KIND_SIM,
+}
+
+func endpointsOf(states []endpoints.State) []*report.Endpoint {
+	list := make([]*report.Endpoint, 0, len(states))
+	for _, s := range states {
+		e := &report.Endpoint{
+			Name: s.Name, Url: s.URL, Engine: engineKinds[s.Engine], Pool: s.Pool, ServedModels: s.ServedModels,
+			Devices: s.Devices, Accelerator: s.Accelerator, Ref: s.Ref, Reachable: s.Reachable, Incarnation: s.Incarnation,
+		}
+		if !s.Load.At.IsZero() {
+			e.Load = &report.Load{
+				UnixMillis: s.Load.At.UnixMilli(), Running: s.Load.Running, Waiting: s.Load.Waiting, KvUsage: s.Load.KVUsage,
+				KvCapacityTokens: s.Load.KVCapacityTokens, BlockTokens: s.Load.BlockTokens,
+				PromptTokensTotal: s.Load.PromptTokens, CachedTokensTotal: s.Load.CachedTokens,
+				GeneratedTokensTotal: s.Load.GeneratedTokens, MaxRunning: s.Load.MaxRunning,
+			}
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+var healths = map[device.Health]report.Health{
+	device.Healthy:   report.Health_HEALTH_HEALTHY,
+	device.Degraded:  report.Health_HEALTH_DEGRADED,
+	device.Unhealthy: report.Health_HEALTH_UNHEALTHY,
+}
+
+func devicesOf(snapshot device.Snapshot) []*report.Device {
+	list := make([]*report.Device, 0, len(snapshot))
+	for _, s := range snapshot {
+		d := &report.Device{Id: string(s.Device.ID), Product: s.Device.Product, Health: healths[s.Health]}
+		for _, c := range s.Conditions {
+			d.Conditions = append(d.Conditions, &report.Condition{Key: c.Key, Value: c.Value, SinceUnixMillis: c.Since.UnixMilli()})
+		}
+		list = append(list, d)
+	}
+	return list
+}
