@@ -121,12 +121,14 @@ func (m *Mirror) breakOff(r *http.Request, mf *artifact.Manifest, f artifact.Fil
 // sendfile from the moment the file is committed.
 func (m *Mirror) stream(w http.ResponseWriter, r *http.Request, c Content, part span) error {
 	control := http.NewResponseController(w)
-	if part.n > SmallBody {
+	if part.n > SmallBody || c.File() == nil {
 		// The headers go out before any wait: a client gives up on an answer
 		// that does not begin within 10 s.
 		if err := m.flush(control); err != nil {
 			return err
 		}
+	}
+	if part.n > SmallBody {
 		m.stats.waiting.Add(1)
 		select {
 		case m.places <- struct{}{}:
