@@ -154,12 +154,9 @@ func (f *flags) fabricOptions(ctx context.Context, errOut io.Writer, size units.
 		}
 		o.Ref = ref.String()
 	default:
-		dir, err := filepath.Abs(f.model)
+		dir, err := modelDir(f.model)
 		if err != nil {
-			return o, fmt.Errorf("find model directory: %w", err)
-		}
-		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-			return o, terminal.Fail(terminal.ExitNotFound, fmt.Errorf("find model directory %s: want a directory", dir), "")
+			return o, terminal.Fail(terminal.ExitNotFound, err, "")
 		}
 		o.Ref = artifact.SchemeDir + "://" + dir
 	}
@@ -167,6 +164,22 @@ func (f *flags) fabricOptions(ctx context.Context, errOut io.Writer, size units.
 		return o, terminal.Fail(terminal.ExitUsage, err, "")
 	}
 	return o, nil
+}
+
+// modelDir gives the absolute path of a directory, free of links, since an
+// agent follows none.
+func modelDir(path string) (string, error) {
+	dir, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		dir, err = filepath.Abs(dir)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find model directory: %w", err)
+	}
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return "", fmt.Errorf("find model directory %s: want a directory", dir)
+	}
+	return dir, nil
 }
 
 // explain gives the failure of a child a hint about its log.

@@ -41,7 +41,7 @@ func TestUpRefusesFlagsThatContradictEachOther(t *testing.T) {
 		"--check runs its own":   {"--check", "--model", "hub://a/b", "--origin", "http://127.0.0.1:1"},
 		"needs --origin":         {"--model", "hub://a/b"},
 		"--origin without":       {"--origin", "http://127.0.0.1:1"},
-		"want a directory":       {"--model", "/nonexistent/model"},
+		"find model directory":   {"--model", filepath.Join(t.TempDir(), "none")},
 		"{port}":                 {"--model", t.TempDir(), "--engine", "vllm serve {model_dir}"},
 		"0 nodes":                {"--model", t.TempDir(), "--nodes", "0"},
 		"--size: parse byte cou": {"--size", "much"},

@@ -96,6 +96,9 @@ func Run(ctx context.Context, opts Options) (Result, error) {
 	s := &scenario{opts: opts, f: f, client: newClient(f.Router.URL)}
 	defer s.client.close()
 	result.OK, result.Steps = s.steps(ctx)
+	if !result.OK {
+		f.WriteTails(opts.Out, 8)
+	}
 	return result, errors.Join(ctx.Err(), f.Close())
 }
 

@@ -89,7 +89,7 @@ func (s *scenario) xid(ctx context.Context, figures map[string]any) error {
 		err    error
 	}
 	finished := make(chan ended, 1)
-	length := answerFor(15 * time.Second)
+	length := answerFor(8 * time.Second)
 	go func() {
 		a, err := s.client.chat(ctx, chatRequest{
 			Model: served, Messages: conversation, MaxTokens: length, Stream: true, IgnoreEOS: true,

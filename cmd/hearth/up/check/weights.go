@@ -141,7 +141,7 @@ func (s *scenario) agentKilled(ctx context.Context, figures map[string]any) erro
 	})
 	node.Kill()
 	stop()
-	<-pulled // it broke off with the agent
+	_ = <-pulled // it broke off with the agent
 	origin.SetRate(0)
 	if err != nil {
 		return err

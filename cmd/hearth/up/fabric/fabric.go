@@ -11,9 +11,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -110,15 +110,11 @@ func New(ctx context.Context, opts Options) (*Fabric, error) {
 	return f, nil
 }
 
-// serveOrigin links the repositories below one root and serves them.
+// serveOrigin puts the repositories below one root and serves them.
 func (f *Fabric) serveOrigin(ctx context.Context) (string, error) {
 	root := filepath.Join(f.opts.Dir, "origin")
 	for repo, dir := range f.opts.Repos {
-		link := filepath.Join(root, filepath.FromSlash(repo))
-		if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
-			return "", fmt.Errorf("lay out origin: %w", err)
-		}
-		if err := os.Symlink(dir, link); err != nil && !errors.Is(err, os.ErrExist) {
+		if err := placeRepo(dir, filepath.Join(root, filepath.FromSlash(repo))); err != nil {
 			return "", fmt.Errorf("lay out origin: %w", err)
 		}
 	}
@@ -214,6 +210,15 @@ func (f *Fabric) Watch(ctx context.Context) error {
 		case <-tick.C:
 		case <-ctx.Done():
 			return ctx.Err()
+		}
+	}
+}
+
+// WriteTails writes the last n lines of every log.
+func (f *Fabric) WriteTails(w io.Writer, n int) {
+	for _, p := range f.all() {
+		for _, line := range p.Tail(n) {
+			fmt.Fprintf(w, "%s: %s\n", p.Name, line)
 		}
 	}
 }

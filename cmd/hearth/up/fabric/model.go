@@ -70,3 +70,43 @@ func waitLock(ctx context.Context, path string) (io.Closer, error) {
 		}
 	}
 }
+
+// placeRepo makes a repository of the files of a flat directory, by hard links
+// where both are on one file system, else by copies.
+func placeRepo(from, to string) error {
+	if err := os.RemoveAll(to); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(to, 0o700); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		old, fresh := filepath.Join(from, e.Name()), filepath.Join(to, e.Name())
+		if err := os.Link(old, fresh); err == nil {
+			continue
+		}
+		if err := copyFile(old, fresh); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func copyFile(from, to string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	_, err = io.Copy(out, in)
+	return err
+}

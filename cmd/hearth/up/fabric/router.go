@@ -90,7 +90,7 @@ func (f *Fabric) usable(ctx context.Context, r *Router) error {
 	}
 	for _, n := range status.Nodes {
 		if !n.Connected {
-			return fmt.Errorf("%s has no report of %s: %s", r.Name, n.Name, n.Detail)
+			return fmt.Errorf("%s has no report from %s: %s", r.Name, n.Address, n.LastError)
 		}
 	}
 	list, err := r.client.Endpoints(ctx)
