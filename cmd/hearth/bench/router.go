@@ -1,0 +1,230 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// routerBench measures the router process, with request scan, prefix keys, Pick,
+// usage scan and metering on, against httputil.ReverseProxy in a process of its
+// own, both in front of the same engine of prepared answers.
+type routerBench struct {
+	engine, router, reverse *process
+	pairs                   int
+	scale                   int // multiplies request counts
+	progress                func(string)
+}
+
+func startRouterBench(ctx context.Context, dir string, o options) (*routerBench, error) {
+	b := &routerBench{pairs: o.pairs, scale: 1, progress: o.progress}
+	if o.full {
+		b.scale = 4
+	}
+	// The proxy under test has a core to itself where there are two; engine and
+	// load share the others.
+	proxyCore, otherCore := -1, -1
+	if runtime.NumCPU() >= 2 {
+		proxyCore, otherCore = 1, 0
+	}
+	var addrs [4]string
+	for i := range addrs {
+		addr, err := freeAddr(ctx)
+		if err != nil {
+			return nil, err
+		}
+		addrs[i] = addr
+	}
+	var err error
+	if b.engine, err = start(ctx, otherCore, addrs[0], "bench", "child-engine", "--addr", addrs[0]); err != nil {
+		return nil, err
+	}
+	if b.reverse, err = start(ctx, proxyCore, addrs[1], "bench", "child-reverseproxy", "--addr", addrs[1], "--to", addrs[0]); err != nil {
+		return nil, err
+	}
+	config := filepath.Join(dir, "router.yaml")
+	if err := os.WriteFile(config, routerConfig(dir, addrs[2], addrs[3], addrs[0]), 0o600); err != nil {
+		return nil, fmt.Errorf("write router configuration: %w", err)
+	}
+	if b.router, err = start(ctx, proxyCore, addrs[2], "router", "--config", config); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *routerBench) stop() {
+	for _, p := range []*process{b.router, b.reverse, b.engine} {
+		if p != nil {
+			p.stop()
+		}
+	}
+}
+
+// cpuPerRequest is microseconds of the proxy's CPU time per request of a closed loop.
+func (b *routerBench) cpuPerRequest(ctx context.Context, p *process, conns, total int, mode string, stream bool, size int) func() (float64, error) {
+	return func() (float64, error) {
+		request := func(conn int) []byte { return requestBytes(mode, stream, size, fmt.Sprint("conversation ", conn)) }
+		if err := closedLoop(ctx, p.addr, conns, total/10+conns, request); err != nil { // warm connections and caches
+			return 0, err
+		}
+		before, err := p.cpu()
+		if err != nil {
+			return 0, err
+		}
+		if err := closedLoop(ctx, p.addr, conns, total, request); err != nil {
+			return 0, err
+		}
+		after, err := p.cpu()
+		if err != nil {
+			return 0, err
+		}
+		return float64((after - before).Nanoseconds()) / 1e3 / float64(total), nil
+	}
+}
+
+// loneChunk is microseconds of CPU per chunk that comes alone: the slope between
+// streams of 64 and of 1 paced chunks.
+func (b *routerBench) loneChunk(ctx context.Context, p *process) func() (float64, error) {
+	const conns = 128
+	return func() (float64, error) {
+		many, err := b.cpuPerRequest(ctx, p, conns, conns*4*b.scale, modePaced64, true, 800)()
+		if err != nil {
+			return 0, err
+		}
+		one, err := b.cpuPerRequest(ctx, p, conns, conns*8*b.scale, modePaced1, true, 800)()
+		if err != nil {
+			return 0, err
+		}
+		return (many - one) / 63, nil
+	}
+}
+
+// addedMedian is milliseconds that the proxy adds to the median answer at 200 requests/s.
+func (b *routerBench) addedMedian(ctx context.Context, p *process) func() (float64, error) {
+	return func() (float64, error) {
+		request := requestBytes(modeJSON, false, 800, "open loop")
+		direct, err := openLoop(ctx, b.engine.addr, 200, 600*b.scale, request)
+		if err != nil {
+			return 0, err
+		}
+		through, err := openLoop(ctx, p.addr, 200, 600*b.scale, request)
+		if err != nil {
+			return 0, err
+		}
+		return float64((through - direct).Microseconds()) / 1e3, nil
+	}
+}
+
+// perIdleStream is KiB of resident memory per stream that waits for its next chunk.
+func (b *routerBench) perIdleStream(ctx context.Context, p *process) func() (float64, error) {
+	const streams = 2000
+	return func() (float64, error) {
+		before, err := p.rss("VmRSS")
+		if err != nil {
+			return 0, err
+		}
+		var after int64
+		err = holdStreams(ctx, p.addr, streams, requestBytes(modeIdle, true, 800, "idle"), func() error {
+			after, err = p.rss("VmRSS")
+			return err
+		})
+		return float64(after-before) / 1024 / streams, err
+	}
+}
+
+type cpuRow struct {
+	name, note   string
+	aim          float64 // own <= aim x R
+	mode         string
+	stream       bool
+	size, number int
+}
+
+func (b *routerBench) rows(ctx context.Context) ([]Row, error) {
+	var rows []Row
+	add := func(row Row, err error) error {
+		if err != nil {
+			return err
+		}
+		b.progress(describe(row))
+		rows = append(rows, row)
+		return nil
+	}
+	const ref = "httputil.ReverseProxy"
+	// Idle first: nothing has been asked of the process yet.
+	if err := add(alone(Row{Name: "idle_rss", Unit: "MiB", Better: lower, Aim: 40, Note: "before the first request"}, 1, func() (float64, error) {
+		v, err := b.router.rss("VmRSS")
+		return float64(v) / (1 << 20), err
+	})); err != nil {
+		return nil, err
+	}
+	if err := add(alone(Row{Name: "idle_cpu", Unit: "% of a core", Better: lower, Aim: 0.5, Note: "over 5 s without requests"}, 1, func() (float64, error) {
+		return idleCPU(ctx, b.router, 5*time.Second)
+	})); err != nil {
+		return nil, err
+	}
+	// Memory before load, so that no freed buffer hides the cost of a stream.
+	if err := add(pairs(Row{Name: "idle_stream_memory", Unit: "KiB/stream", Better: lower, Note: "resident memory per open idle stream of 2,000; must: <= 48 KiB"}, ref, 1,
+		b.perIdleStream(ctx, b.router), b.perIdleStream(ctx, b.reverse))); err != nil {
+		return nil, err
+	}
+	rows[len(rows)-1].Aim, rows[len(rows)-1].Met = 0, rows[len(rows)-1].Value <= 48
+	for _, c := range []cpuRow{
+		{"small_json_cpu", "800 B request, 330 B answer; must: <= 0.95 R", 1 / 0.95, modeJSON, false, 800, 12000},
+		{"stream_one_chunk_cpu", "one content chunk; must: <= 0.7 R", 1 / 0.7, modeStream1, true, 800, 12000},
+		{"stream_burst64_cpu", "64 chunks in one write, 14 KB; must: <= 0.8 R", 1 / 0.8, modeBurst64, true, 800, 8000},
+	} {
+		n := c.number * b.scale
+		if err := add(pairs(Row{Name: c.name, Unit: "us/request", Better: lower, Aim: c.aim, Note: c.note}, ref, b.pairs,
+			b.cpuPerRequest(ctx, b.router, 16, n, c.mode, c.stream, c.size), b.cpuPerRequest(ctx, b.reverse, 16, n, c.mode, c.stream, c.size))); err != nil {
+			return nil, err
+		}
+	}
+	if err := add(pairs(Row{Name: "lone_chunk_cpu", Unit: "us/chunk", Better: lower, Aim: 1 / 1.1, Note: "chunks 5 ms apart on 128 streams; must: <= 1.1 R"}, ref, b.pairs,
+		b.loneChunk(ctx, b.router), b.loneChunk(ctx, b.reverse))); err != nil {
+		return nil, err
+	}
+	big, err := pairs(Row{Name: "body_400KB_cpu", Unit: "us/request", Better: lower, Note: "400 KB request; must: <= 1,000 us"}, ref, b.pairs,
+		b.cpuPerRequest(ctx, b.router, 4, 1000*b.scale, modeJSON, false, 400_000), b.cpuPerRequest(ctx, b.reverse, 4, 1000*b.scale, modeJSON, false, 400_000))
+	big.Met = big.Value <= 1000
+	if err := add(big, err); err != nil {
+		return nil, err
+	}
+	added, err := pairs(Row{Name: "added_p50", Unit: "ms", Better: lower, Note: "added to the median answer at 200 requests/s; must: <= R + 0.05 ms"}, ref, b.pairs,
+		b.addedMedian(ctx, b.router), b.addedMedian(ctx, b.reverse))
+	if err == nil {
+		added.Met = added.Value <= added.References[0].Value+0.05
+	}
+	if err := add(added, err); err != nil {
+		return nil, err
+	}
+	if err := add(pickRow()); err != nil {
+		return nil, err
+	}
+	return rows, add(indexRow())
+}
+
+// idleCPU is the share of a core that a process uses while nothing is asked of it.
+func idleCPU(ctx context.Context, p *process, span time.Duration) (float64, error) {
+	before, err := p.cpu()
+	if err != nil {
+		return 0, err
+	}
+	select {
+	case <-time.After(span):
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	after, err := p.cpu()
+	return 100 * float64(after-before) / float64(span), err
+}
+
+// nanoseconds runs a testing benchmark and returns its time per operation.
+func nanoseconds(f func(*testing.B)) float64 {
+	r := testing.Benchmark(f)
+	return float64(r.T.Nanoseconds()) / float64(max(r.N, 1))
+}
