@@ -23,7 +23,7 @@ var law = []struct {
 	{"configfile", nil},
 	{"weightcache/artifact", nil},
 	{"weightcache/source", []string{"weightcache/artifact", "weightcache/source/..."}},
-	{"weightcache/hubmirror", []string{"weightcache/artifact"}},
+	{"weightcache/hubmirror", []string{"weightcache/artifact", "weightcache/source"}},
 	{"weightcache", []string{"weightcache/..."}},
 	{"dradriver/device", nil},
 	{"durable", []string{"durable/..."}},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/cmd/hearth/up"
+	"github.com/hearth-dev/hearth/nodeagent"
 	"github.com/hearth-dev/hearth/router"
 )
 
@@ -17,7 +18,7 @@ import (
 const envLog = "HEARTH_LOG"
 
 func (a *app) runCommands() []*cobra.Command {
-	return []*cobra.Command{up.Command(), a.routerCommand(), up.EngineSimCommand()}
+	return []*cobra.Command{up.Command(), a.agentCommand(), a.routerCommand(), up.EngineSimCommand()}
 }
 
 func (a *app) askCommands() []*cobra.Command {
@@ -26,7 +27,43 @@ func (a *app) askCommands() []*cobra.Command {
 
 // components are the kinds of configuration that `hearth config` knows.
 var components = []component{
+	{
+		name: "agent", kind: nodeagent.Kind, fresh: func() validator { c := nodeagent.Default(); return &c },
+		setNode: func(config validator, node string) {
+			if c, ok := config.(*nodeagent.Config); ok {
+				c.Node = node
+			}
+		},
+	},
 	{name: "router", kind: router.Kind, fresh: func() validator { c := router.Default(); return &c }},
+}
+
+func (a *app) agentCommand() *cobra.Command {
+	var file, node string
+	command := &cobra.Command{
+		Use:   "agent --config FILE --node NAME",
+		Short: "Run a node's agent",
+		Long: `Agent runs in the foreground until SIGINT or SIGTERM. It logs text on a terminal
+and JSON lines otherwise, at the level in $HEARTH_LOG (debug, info, warn or error).
+--node stands over the node's name in the file.`,
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			config, err := load[*nodeagent.Config](file, "agent", node)
+			if err != nil {
+				return err
+			}
+			agent, err := nodeagent.New(*config, nodeagent.Options{
+				Version: readBuild().Version, Log: terminal.Logger(a.Err, os.Getenv(envLog)),
+			})
+			if err != nil {
+				return err
+			}
+			return untilStopped(command.Context(), agent.Run)
+		},
+	}
+	configFlag(command, &file)
+	command.Flags().StringVar(&node, "node", "", "this node's name, unique among the nodes a router knows")
+	return command
 }
 
 func (a *app) routerCommand() *cobra.Command {

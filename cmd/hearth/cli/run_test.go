@@ -93,3 +93,55 @@ metering: {file: %q}
 		t.Errorf("log:\n%s", logged)
 	}
 }
+
+func TestTheAgentPullsShowsVerifiesAndDropsAModelOverItsSocket(t *testing.T) {
+	dir := shortDir(t)
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	model := t.TempDir()
+	for name, text := range map[string]string{"config.json": `{"model_type":"llama"}`, "tokenizer.json": `{}`} {
+		if err := os.WriteFile(filepath.Join(model, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(dir, "agent.sock")
+	config := writeConfig(t, `kind: AgentConfig
+listen: {mirror: "127.0.0.1:0", report: "127.0.0.1:0", admin: "127.0.0.1:0", socket: %[1]q}
+weights: {dir: %[2]q, keepFree: 0}
+sources:
+- {name: folder, type: dir, root: %[3]q, refs: ["%[3]s"]}
+devices:
+- {id: gpu-0, product: Simulated}
+health: {allowInject: true, stateDir: %[4]q}
+`, socket, filepath.Join(dir, "weights"), model, filepath.Join(dir, "health"))
+	stop := program(t, "agent", "--config", config, "--node", "node-7")
+	t.Setenv(envAgent, socket)
+	if out := answers(t, "nodes"); !strings.Contains(out, "node-7") || !strings.Contains(out, "gpu-0") {
+		t.Errorf("nodes:\n%s", out)
+	}
+	ref := "dir://" + model
+	for _, step := range []struct {
+		args []string
+		code terminal.Code
+		want string
+	}{
+		{[]string{"models", "show", ref}, terminal.ExitNotFound, ""},
+		{[]string{"models", "pull", ref}, terminal.ExitOK, "Ready"},
+		{[]string{"models", "list"}, terminal.ExitOK, ref},
+		{[]string{"models", "show", ref}, terminal.ExitOK, "tokenizer.json"},
+		{[]string{"models", "verify", ref}, terminal.ExitOK, "2 files"},
+		{[]string{"models", "rm", ref}, terminal.ExitOK, "removed"},
+		{[]string{"models", "pull", "dir:///elsewhere"}, terminal.ExitRefused, ""},
+		{[]string{"inject", "xid", "79", "--device", "gpu-0"}, terminal.ExitOK, "unhealthy"},
+		{[]string{"inject", "xid", "79", "--device", "gpu-9"}, terminal.ExitNotFound, ""},
+		{[]string{"inject", "clear", "--device", "gpu-0"}, terminal.ExitOK, "gpu-0"},
+		{[]string{"status"}, terminal.ExitOK, "control+data"},
+	} {
+		out, complaint, code := hearth(t, step.args...)
+		if code != step.code || !strings.Contains(out, step.want) {
+			t.Errorf("hearth %s: status %d, want %d and %q:\n%s%s", strings.Join(step.args, " "), code, step.code, step.want, out, complaint)
+		}
+	}
+	if code, logged := stop(); code != terminal.ExitOK {
+		t.Errorf("status %d after being told to stop:\n%s", code, logged)
+	}
+}
