@@ -6,7 +6,7 @@
 //
 // Each endpoint has a slot: a flat open-addressing table over an array of
 // entries in the order of their last use, so that a slot forgets what the
-// engine's own LRU forgets. A block takes 24 to 32 bytes in each slot that
+// engine's own LRU forgets. A block takes 26 to 36 bytes in each slot that
 // holds it, all of it allocated without pointers at the slot's first insert;
 // clearing a slot drops two slices.
 package index

@@ -20,8 +20,8 @@ type Slot struct {
 	mu       sync.Mutex
 	capacity int      // blocks; guarded by mu
 	entries  []entry  // nil until the first insert; guarded by mu
-	table    []uint32 // entry index + 1 by hash, 0 = empty; guarded by mu
-	shift    uint8    // 64 - log2(len(table)); guarded by mu
+	table    []uint64 // hash<<32 | entry number + 1, 0 = empty; guarded by mu
+	shift    uint8    // 32 - log2(len(table)); guarded by mu
 	newest   uint32   // guarded by mu
 	oldest   uint32   // guarded by mu
 }
@@ -114,21 +114,34 @@ func (s *Slot) insertSome(keys []uint64, salt uint64, start, end int) (more bool
 			return false
 		}
 	}
-	// The first look-up of each key is made for all of them at once: the loads
-	// do not depend on each other, so that the processor waits for memory once.
-	var run [insertRun]struct {
-		key   uint64
-		first uint32
-	}
+	// What was inserted together lies together: the next key is most often the
+	// one that stood behind this one, and no table is needed to find it.
+	behind := none
+	var heads [insertRun]uint64
+	warm := false
 	for i, k := range keys[start:end] {
 		key := salted(k, salt)
-		run[i].key, run[i].first = key, s.table[s.homeLocked(key)]
-	}
-	for i := range end - start {
-		key := run[i].key
-		found := run[i].first - 1
-		if run[i].first == 0 || s.entries[found].key != key {
+		found := none
+		switch {
+		case behind != none && s.entries[behind].key == key:
+			found = behind
+		case !warm:
+			// From the first key that is elsewhere on the first look-ups are made
+			// all at once: the loads do not depend on each other, so that the
+			// processor waits for memory once.
+			warm = true
+			for j := i + 1; j < end-start; j++ {
+				heads[j] = s.table[s.homeLocked(hash(salted(keys[start+j], salt)))]
+			}
 			found = s.findLocked(key)
+		default:
+			if found = uint32(heads[i]) - 1; heads[i] == 0 || uint32(heads[i]>>32) != hash(key) || s.entries[found].key != key {
+				found = s.findLocked(key)
+			}
+		}
+		behind = none
+		if found != none {
+			behind = s.entries[found].older
 		}
 		switch {
 		case found == none && len(s.entries) < s.capacity:
@@ -141,7 +154,7 @@ func (s *Slot) insertSome(keys []uint64, salt uint64, start, end int) (more bool
 			}
 			found = s.oldest
 			s.unlinkLocked(found)
-			s.eraseLocked(s.entries[found].key)
+			s.eraseLocked(s.entries[found].key, found)
 			s.entries[found].key = key
 			s.placeLocked(key, found)
 		case found == at:
@@ -189,22 +202,24 @@ func (s *Slot) resize(capacity int) {
 func (s *Slot) allocateLocked() {
 	size := max(bits.Len(uint(s.capacity+s.capacity/4)), 3) // load between 0.4 and 0.8
 	s.entries = make([]entry, 0, s.capacity)
-	s.table = make([]uint32, 1<<size)
-	s.shift = uint8(64 - size)
+	s.table = make([]uint64, 1<<size)
+	s.shift = uint8(32 - size)
 	s.newest, s.oldest = none, none
 }
 
-func (s *Slot) homeLocked(key uint64) uint32 {
-	return uint32(key * 0xd6e8feb86659fd93 >> s.shift)
-}
+// hash is what the table keeps of a key beside its entry, so that a search
+// touches no entry but the right one. Its upper bits are the key's home.
+func hash(key uint64) uint32 { return uint32(key * 0xd6e8feb86659fd93 >> 32) }
+
+func (s *Slot) homeLocked(h uint32) uint32 { return h >> s.shift }
 
 func (s *Slot) findLocked(key uint64) uint32 {
 	if len(s.table) == 0 {
 		return none
 	}
-	mask := uint32(len(s.table) - 1)
-	for at := s.homeLocked(key); s.table[at] != 0; at = (at + 1) & mask {
-		if i := s.table[at] - 1; s.entries[i].key == key {
+	h, mask := hash(key), uint32(len(s.table)-1)
+	for at := s.homeLocked(h); s.table[at] != 0; at = (at + 1) & mask {
+		if i := uint32(s.table[at]) - 1; uint32(s.table[at]>>32) == h && s.entries[i].key == key {
 			return i
 		}
 	}
@@ -214,24 +229,24 @@ func (s *Slot) findLocked(key uint64) uint32 {
 // placeLocked enters a key that the table lacks. The table has room, since it
 // is larger than the capacity.
 func (s *Slot) placeLocked(key uint64, i uint32) {
-	mask := uint32(len(s.table) - 1)
-	at := s.homeLocked(key)
+	h, mask := hash(key), uint32(len(s.table)-1)
+	at := s.homeLocked(h)
 	for s.table[at] != 0 {
 		at = (at + 1) & mask
 	}
-	s.table[at] = i + 1
+	s.table[at] = uint64(h)<<32 | uint64(i+1)
 }
 
-// eraseLocked takes a key out of the table and moves back what it had pushed
-// on, so that no search meets a hole.
-func (s *Slot) eraseLocked(key uint64) {
-	mask := uint32(len(s.table) - 1)
-	at := s.homeLocked(key)
-	for s.table[at] != 0 && s.entries[s.table[at]-1].key != key {
+// eraseLocked takes the key of an entry out of the table and moves back what
+// it had pushed on, so that no search meets a hole.
+func (s *Slot) eraseLocked(key uint64, i uint32) {
+	h, mask := hash(key), uint32(len(s.table)-1)
+	at := s.homeLocked(h)
+	for s.table[at] != 0 && uint32(s.table[at]) != i+1 {
 		at = (at + 1) & mask
 	}
 	for next := (at + 1) & mask; s.table[next] != 0; next = (next + 1) & mask {
-		home := s.homeLocked(s.entries[s.table[next]-1].key)
+		home := s.homeLocked(uint32(s.table[next] >> 32))
 		if (next-home)&mask >= (next-at)&mask {
 			s.table[at] = s.table[next]
 			at = next

@@ -33,7 +33,7 @@ type Options struct {
 	// Weights of the choice; zero fields mean pick.Default.
 	Weights pick.Config
 	// MaxBlocks bounds the prefix memory of all endpoints together, in blocks of
-	// pick.BlockBytes that take up to 32 bytes each, 0 = DefaultMaxBlocks.
+	// pick.BlockBytes that take up to 36 bytes each, 0 = DefaultMaxBlocks.
 	MaxBlocks int
 	// MaxResponses bounds the response ids that Remember keeps, 0 = DefaultMaxResponses.
 	MaxResponses int

@@ -521,3 +521,29 @@ func TestPrefillRateAndTextLengthAreLearnedFromAnswers(t *testing.T) {
 		t.Errorf("learned %+v", p)
 	}
 }
+
+func TestAReportOfOurOwnRequestsDoesNotOutliveThem(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, oneModel())
+	report5 := func(running uint32) {
+		f.now = f.now.Add(time.Second)
+		f.snapshot("n", &report.Report{Endpoints: []*report.Endpoint{engine("a", "p", func(e *report.Endpoint) {
+			e.Load.UnixMillis, e.Load.Running = f.now.UnixMilli(), running
+		})}})
+	}
+	report5(0)
+	var open []*Reservation
+	for i := range uint64(5) {
+		open = append(open, f.acquire(ask(i, 1)))
+	}
+	report5(7)
+	if load := f.pools.Explain(ask(9, 1)).Targets[0].Candidates[0].Load; load != 7 {
+		t.Errorf("with five of our own and two of others the load is %v", load)
+	}
+	for _, r := range open {
+		r.Done(Outcome{})
+	}
+	if load := f.pools.Explain(ask(9, 1)).Targets[0].Candidates[0].Load; load != 2 {
+		t.Errorf("after the end of our own the load is %v, want the two of others", load)
+	}
+}
