@@ -45,7 +45,7 @@ func newCA(t *testing.T) *CA {
 }
 
 // handshake runs one TLS connection over a real socket and gives both sides' verdicts.
-func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error, peer *x509.Certificate) {
+func handshake(t *testing.T, server, client *tls.Config) (peer *x509.Certificate, serverErr, clientErr error) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -82,7 +82,8 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 	if clientErr != nil {
 		_ = conn.Close()
 	}
-	return <-done, clientErr, peer
+	serverErr = <-done
+	return peer, serverErr, clientErr
 }
 
 func mustTLS(t *testing.T, make func(Files, ...Role) (*tls.Config, error), files Files, roles ...Role) *tls.Config {
@@ -99,7 +100,7 @@ func TestPeersOfTheRightRoleMeet(t *testing.T) {
 	ca := newCA(t)
 	server := mustTLS(t, ServerTLS, newSide(t, ca, RoleAgent, "node-a", IssueOptions{}), RoleRouter)
 	client := mustTLS(t, ClientTLS, newSide(t, ca, RoleRouter, "router-0", IssueOptions{}), RoleAgent)
-	serverErr, clientErr, cert := handshake(t, server, client)
+	cert, serverErr, clientErr := handshake(t, server, client)
 	if serverErr != nil || clientErr != nil {
 		t.Fatalf("server: %v, client: %v", serverErr, clientErr)
 	}
@@ -158,7 +159,7 @@ func TestPeersThatAreNotTrustedAreRefused(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			serverErr, clientErr, _ := handshake(t, c.server, c.client)
+			_, serverErr, clientErr := handshake(t, c.server, c.client)
 			if serverErr == nil || clientErr == nil {
 				t.Fatalf("both sides must fail: server %v, client %v", serverErr, clientErr)
 			}
@@ -182,7 +183,7 @@ func TestChangedFilesAreReadAtTheNextHandshakeAndBadOnesKeepTheOld(t *testing.T)
 	if err := os.WriteFile(serverFiles.Cert, []byte("torn"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s, c, _ := handshake(t, server, oldClient); s != nil || c != nil {
+	if _, s, c := handshake(t, server, oldClient); s != nil || c != nil {
 		t.Fatalf("a torn file broke the connection: %v, %v", s, c)
 	}
 	if len(failures) == 0 {
@@ -192,10 +193,10 @@ func TestChangedFilesAreReadAtTheNextHandshakeAndBadOnesKeepTheOld(t *testing.T)
 	if err := os.WriteFile(serverFiles.CA, append(second.Cert(), '\n'), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s, c, _ := handshake(t, server, newClient); s != nil || c != nil {
+	if _, s, c := handshake(t, server, newClient); s != nil || c != nil {
 		t.Errorf("the new authority is refused after the change: %v, %v", s, c)
 	}
-	if s, _, _ := handshake(t, server, oldClient); s == nil {
+	if _, s, _ := handshake(t, server, oldClient); s == nil {
 		t.Error("the old authority is accepted after the change")
 	}
 }
@@ -210,12 +211,12 @@ func TestAnOpenListenerTakesCallersWithoutACertificateAndChecksThoseThatShowOne(
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca.Cert())
 	plain := &tls.Config{RootCAs: roots, ServerName: "localhost", MinVersion: tls.VersionTLS13}
-	if s, c, _ := handshake(t, server, plain); s != nil || c != nil {
+	if _, s, c := handshake(t, server, plain); s != nil || c != nil {
 		t.Errorf("a caller without certificate: %v, %v", s, c)
 	}
 	files := newSide(t, other, RoleClient, "someone", IssueOptions{})
 	strange := mustTLS(t, ClientTLS, Files{Cert: files.Cert, Key: files.Key, CA: newSide(t, ca, RoleClient, "x", IssueOptions{}).CA}, RoleRouter)
-	if s, _, _ := handshake(t, server, strange); s == nil {
+	if _, s, _ := handshake(t, server, strange); s == nil {
 		t.Error("a certificate of another authority was accepted")
 	}
 }
@@ -238,7 +239,7 @@ func TestKeysAreWrittenForTheOwnerOnlyAndTheAuthorityLoadsBack(t *testing.T) {
 	}
 	server := mustTLS(t, ServerTLS, newSide(t, loaded, RoleAgent, "n", IssueOptions{}), RoleRouter)
 	client := mustTLS(t, ClientTLS, newSide(t, ca, RoleRouter, "r", IssueOptions{}), RoleAgent)
-	if s, c, _ := handshake(t, server, client); s != nil || c != nil {
+	if _, s, c := handshake(t, server, client); s != nil || c != nil {
 		t.Errorf("a loaded authority's certificate is refused: %v, %v", s, c)
 	}
 	if err := newCA(t).Save(filepath.Join(dir, "other.pem"), keyFile); err != nil {

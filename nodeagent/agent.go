@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -277,9 +278,7 @@ func (a *Agent) node() admin.Node {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for name, addr := range a.listeners {
-		n.Listeners[name] = addr
-	}
+	maps.Copy(n.Listeners, a.listeners)
 	for _, text := range a.problems {
 		n.Problems = append(n.Problems, text)
 	}

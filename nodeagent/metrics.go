@@ -7,7 +7,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/hearth-dev/hearth/identity"
-	"github.com/hearth-dev/hearth/weightcache"
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -120,7 +119,7 @@ func (m metrics) weights(gauge func(*prometheus.Desc, float64, ...string), count
 	gauge(descSpace, float64(space.Capacity), "capacity")
 	gauge(descSpace, float64(space.Used), "used")
 	gauge(descSpace, float64(space.Free), "free")
-	var s weightcache.Stats = m.agent.puller.Stats()
+	s := m.agent.puller.Stats()
 	counter(descOrigin, s.OriginBytes)
 	counter(descRanges, s.Requests)
 	counter(descRetries, s.Retries)

@@ -143,15 +143,16 @@ func (c *Client) Pull(ctx context.Context, request PullRequest, progress func(Pr
 }
 
 func get[T any](ctx context.Context, c *Client, path string) (T, error) {
-	return decode[T](c.do(ctx, http.MethodGet, path, nil))
+	return ask[T](ctx, c, http.MethodGet, path, nil)
 }
 
 func post[T any](ctx context.Context, c *Client, path string, body any) (T, error) {
-	return decode[T](c.do(ctx, http.MethodPost, path, body))
+	return ask[T](ctx, c, http.MethodPost, path, body)
 }
 
-func decode[T any](response *http.Response, err error) (T, error) {
+func ask[T any](ctx context.Context, c *Client, method, path string, body any) (T, error) {
 	var answer T
+	response, err := c.do(ctx, method, path, body)
 	if err != nil {
 		return answer, err
 	}

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"reflect"
 	"time"
@@ -57,7 +58,7 @@ func (a *api) pull(w http.ResponseWriter, r *http.Request) {
 			line.write(p)
 			return
 		case <-ctx.Done():
-			<-ended
+			a.opts.Log.Debug("caller of a pull left", slog.String("artifact", ref.String()), slog.Any("error", <-ended))
 			return
 		case <-changed:
 			model, _ := a.model(ref)

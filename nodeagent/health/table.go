@@ -3,6 +3,7 @@ package health
 import (
 	_ "embed"
 	"fmt"
+	"maps"
 	"math"
 	"time"
 
@@ -72,13 +73,8 @@ func BuiltIn() (Table, error) { return ParseTable(builtIn) }
 
 // With gives a table in which the rows of over replace those of t.
 func (t Table) With(over Table) Table {
-	merged := make(Table, len(t)+len(over))
-	for code, row := range t {
-		merged[code] = row
-	}
-	for code, row := range over {
-		merged[code] = row
-	}
+	merged := maps.Clone(t)
+	maps.Copy(merged, over)
 	return merged
 }
 

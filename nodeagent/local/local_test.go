@@ -2,6 +2,7 @@ package local_test
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"testing"
 
@@ -42,8 +43,7 @@ func TestTheRolesInOneProcessPassTheSuite(t *testing.T) {
 	refused := artifact.Ref{Scheme: artifact.SchemeHub, Name: "org/other", Revision: "main"}
 	localtest.Weights(t, local.NewInProcess(store, puller), good, refused)
 	cancel()
-	<-done
-	if err := store.Close(); err != nil {
+	if err := errors.Join(<-done, store.Close()); err != nil && !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
