@@ -50,7 +50,7 @@ func (m *model) match(keys []uint64) int {
 
 func TestSlotsAgreeWithANaiveListOverRandomConversations(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(30) {
+	for seed := range uint64(12) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		x := New(Options{MaxBlocks: 1 << 20})
 		capacity := 1 + rng.IntN(300)
