@@ -159,13 +159,13 @@ func (a *app) showStatus(said statusAnswer) error {
 func routerSections(r *routerState) []section {
 	router := section{header: []string{"ROUTER", "INGRESS", "IN FLIGHT", "NODES", "ENDPOINTS", "MODELS"}}
 	connected := 0
-	for _, n := range r.Status.Nodes {
+	for _, n := range r.Nodes {
 		if n.Connected {
 			connected++
 		}
 	}
 	router.rows = append(router.rows, []string{
-		r.Name, r.Listeners["ingress"], strconv.FormatInt(r.InFlight, 10), fmt.Sprintf("%d of %d", connected, len(r.Status.Nodes)),
+		r.Name, r.Listeners["ingress"], strconv.FormatInt(r.InFlight, 10), fmt.Sprintf("%d of %d", connected, len(r.Nodes)),
 		strconv.Itoa(r.Status.Endpoints), strconv.Itoa(r.Status.Models),
 	})
 	served := section{header: []string{"MODEL", "POOL", "SERVED AS", "WEIGHT", "READY", "ENDPOINTS"}}
@@ -177,7 +177,7 @@ func routerSections(r *routerState) []section {
 		}
 	}
 	lost := section{header: []string{"LOST NODE", "ADDRESS", "LAST REPORT", "CAUSE"}}
-	for _, n := range r.Status.Nodes {
+	for _, n := range r.Nodes {
 		if n.Connected {
 			continue
 		}
