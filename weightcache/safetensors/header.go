@@ -244,13 +244,39 @@ func parseTensor(d *json.Decoder) (Tensor, error) {
 			t.Begin, t.End = offsets[0], offsets[1]
 			return nil
 		}
-		var ignored json.RawMessage
-		return d.Decode(&ignored)
+		return skipValue(d)
 	})
 	if err == nil && len(seen) != 3 {
 		err = errors.New("a tensor lacks dtype, shape or data_offsets")
 	}
 	return t, err
+}
+
+// maxIgnoredDepth is how deep a value may nest that nobody reads: the library
+// follows 127 levels, of which the header and the tensor are two.
+const maxIgnoredDepth = 125
+
+// skipValue reads over one value of any type.
+func skipValue(d *json.Decoder) error {
+	depth := 0
+	for {
+		token, err := d.Token()
+		if err != nil {
+			return err
+		}
+		switch token {
+		case json.Delim('['), json.Delim('{'):
+			depth++
+		case json.Delim(']'), json.Delim('}'):
+			depth--
+		}
+		if depth > maxIgnoredDepth {
+			return fmt.Errorf("a value nests deeper than %d levels", maxIgnoredDepth)
+		}
+		if depth == 0 {
+			return nil
+		}
+	}
 }
 
 // parseNumbers reads an array of non-negative integers.

@@ -135,6 +135,19 @@ func judge(files map[string][]byte) error {
 	return nil
 }
 
+func TestIgnoredValuesNestAsDeepAsTheLibraryFollows(t *testing.T) {
+	t.Parallel()
+	for depth, accepted := range map[int]bool{1: true, 125: true, 126: false, 10_000: false} {
+		header := `{"a":{"extra":` + strings.Repeat("[", depth) + strings.Repeat("]", depth) + `,"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`
+		file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
+		file = append(append(file, header...), 0)
+		_, err := ReadHeader(bytes.NewReader(file), int64(len(file)))
+		if accepted != (err == nil) || err != nil && !errors.Is(err, ErrHeaderJSON) {
+			t.Errorf("a value of %d levels gave %v, want it accepted: %t", depth, err, accepted)
+		}
+	}
+}
+
 func TestShardedCheckpointsAreJudgedBeforeTheyArePublished(t *testing.T) {
 	t.Parallel()
 	for _, c := range load[indexCase](t, "index_cases.json") {
