@@ -267,8 +267,8 @@ func (s *sseScanner) chunk(d []byte) (drop bool, cut span) {
 	if content {
 		s.content++
 	}
-	if sawUsage && emptyChoices && s.stripUsage {
-		return true, span{}
+	if sawUsage && emptyChoices {
+		return s.stripUsage, span{} // the usage chunk: ours to drop, or the client's whole
 	}
 	return false, cut
 }
