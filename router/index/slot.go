@@ -121,7 +121,7 @@ func (s *Slot) insertSome(keys []uint64, salt uint64, start, end int) (more bool
 	warm := false
 	for i, k := range keys[start:end] {
 		key := salted(k, salt)
-		found := none
+		var found uint32
 		switch {
 		case behind != none && s.entries[behind].key == key:
 			found = behind
