@@ -256,13 +256,19 @@ func parseTensor(d *json.Decoder) (Tensor, error) {
 // follows 127 levels, of which the header and the tensor are two.
 const maxIgnoredDepth = 125
 
-// skipValue reads over one value of any type.
+// skipValue reads over one value of any type, with the library's limits on
+// nesting and on the size of numbers.
 func skipValue(d *json.Decoder) error {
 	depth := 0
 	for {
 		token, err := d.Token()
 		if err != nil {
 			return err
+		}
+		if n, ok := token.(json.Number); ok {
+			if _, err := n.Float64(); err != nil {
+				return fmt.Errorf("a number is out of range: %.40s", n)
+			}
 		}
 		switch token {
 		case json.Delim('['), json.Delim('{'):
