@@ -8,10 +8,6 @@ import (
 	"time"
 )
 
-// headerDelay is how long the headers of a stream wait for its first bytes, so
-// that both leave in one write where the engine sends them together.
-const headerDelay = 5 * time.Millisecond
-
 const slogWarn = slog.LevelWarn
 
 func requestAttr(id string) slog.Attr  { return slog.String("request", id) }
@@ -29,14 +25,77 @@ type answer struct {
 	sent      time.Time
 	delimited bool // the response says itself where it ends
 
-	mu      sync.Mutex // guards w against the delayed header flush
-	flushed bool
-	scan    sseScanner
+	// A read that is about to wait flushes w. It does so in the goroutine that
+	// reads; only at a body's very end may the transport's own goroutine, which
+	// reads on, come upon the same hook, hence the lock.
+	mu      sync.Mutex
+	reading bool // the handler is in Read and not using w; guarded by mu
+	pending bool // w holds bytes the client has not got; guarded by mu
+
+	scan sseScanner
+}
+
+// hook makes reads flush before they wait; unhook ends that, after which w is
+// not touched from elsewhere. Without a connection of ours every read flushes.
+func (a *answer) hook() {
+	if a.c.conn != nil {
+		a.c.conn.waiting.Store(a)
+	}
+}
+
+func (a *answer) unhook() {
+	if a.c.conn != nil {
+		// The connection may already serve another answer, with its own hook.
+		a.c.conn.waiting.CompareAndSwap(a, nil)
+	}
+	a.mu.Lock()
+	a.reading = false
+	a.mu.Unlock()
+}
+
+// read reads the engine's answer.
+func (a *answer) read(p []byte) (int, error) {
+	a.mu.Lock()
+	a.reading = true
+	if a.c.conn == nil {
+		a.flushLocked()
+	}
+	a.mu.Unlock()
+	n, err := a.body.Read(p)
+	a.mu.Lock()
+	a.reading = false
+	a.mu.Unlock()
+	return n, err
+}
+
+// beforeWait is called by the connection.
+func (a *answer) beforeWait() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.reading {
+		a.flushLocked()
+	}
+}
+
+func (a *answer) flushLocked() {
+	if !a.pending {
+		return
+	}
+	a.pending = false
+	if f, ok := a.w.(http.Flusher); ok {
+		f.Flush()
+	}
 }
 
 // copy relays a response that is not an event stream, unchanged.
 func (a *answer) copy(length int64) {
 	defer a.body.Close() //nolint:errcheck // nothing is left to read or to tell
+	if length < 0 {
+		a.hook()
+		defer a.unhook()
+	} else {
+		a.pending = false // whole at once: nothing to flush early
+	}
 	a.res.FirstByte()
 	ttft := a.p.options.Now().Sub(a.sent)
 	size := 32 << 10
@@ -50,13 +109,13 @@ func (a *answer) copy(length int64) {
 	metered := a.c.route.metered && a.c.Status < 300
 	total := 0
 	for {
-		n, err := a.body.Read(buf)
+		n, err := a.read(buf)
 		if n > 0 {
 			total += n
 			if metered {
 				look.feed(buf[:n])
 			}
-			if _, werr := a.w.Write(buf[:n]); werr != nil {
+			if !a.write(nil, buf[:n]) {
 				a.end(outcomeClientGone, FailureClientGone, look.usage, ttft, total/4)
 				return
 			}
@@ -66,9 +125,6 @@ func (a *answer) copy(length int64) {
 		}
 		if err != nil {
 			a.broken(err, look.usage, ttft, total/4)
-		}
-		if length < 0 {
-			a.flush()
 		}
 	}
 	a.remember(look.id)
@@ -92,20 +148,15 @@ func verdict(status int, failed bool) (string, Failure) {
 // stream relays an event stream, scanning it and flushing as it comes.
 func (a *answer) stream() {
 	defer a.body.Close() //nolint:errcheck // nothing is left to read or to tell
-	timer := time.AfterFunc(headerDelay, a.flushHeaders)
-	defer func() {
-		timer.Stop()
-		a.mu.Lock()
-		a.flushed = true // a timer that runs late must not touch w
-		a.mu.Unlock()
-	}()
+	a.hook()
+	defer a.unhook()
 	a.scan.stripUsage, a.scan.cutUsage, a.scan.wantID = a.c.strip, a.c.cut, a.c.route.responses
 	buf := getBuffer(4 << 10)
 	defer putBuffer(buf)
 	buf = buf[:cap(buf)]
 	var ttft time.Duration
 	for {
-		n, err := a.body.Read(buf)
+		n, err := a.read(buf)
 		var head, body []byte
 		if n > 0 {
 			head, body = a.scan.feed(buf[:n])
@@ -114,7 +165,7 @@ func (a *answer) stream() {
 				a.res.FirstByte()
 			}
 		}
-		if !a.write(head, body, err == nil) {
+		if !a.write(head, body) {
 			a.end(outcomeClientGone, FailureClientGone, a.scan.usage, ttft, a.scan.content)
 			return
 		}
@@ -129,7 +180,7 @@ func (a *answer) stream() {
 		}
 		a.broken(err, a.scan.usage, ttft, a.scan.content)
 	}
-	if !a.write(a.scan.finish(), nil, false) {
+	if !a.write(a.scan.finish(), nil) {
 		a.end(outcomeClientGone, FailureClientGone, a.scan.usage, ttft, a.scan.content)
 		return
 	}
@@ -138,15 +189,14 @@ func (a *answer) stream() {
 	a.end(outcome, failure, a.scan.usage, ttft, a.scan.content)
 }
 
-// write sends both pieces and flushes where more may take a while; false if
-// the client is gone.
-func (a *answer) write(head, body []byte, flush bool) bool {
+// write hands both pieces to w; false if the client is gone.
+func (a *answer) write(head, body []byte) bool {
 	if len(head) == 0 && len(body) == 0 {
 		return true
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.flushed = true
+	a.pending = true
 	if len(head) > 0 {
 		if _, err := a.w.Write(head); err != nil {
 			return false
@@ -157,25 +207,7 @@ func (a *answer) write(head, body []byte, flush bool) bool {
 			return false
 		}
 	}
-	if flush {
-		a.flush()
-	}
 	return true
-}
-
-func (a *answer) flush() {
-	if f, ok := a.w.(http.Flusher); ok {
-		f.Flush()
-	}
-}
-
-func (a *answer) flushHeaders() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.flushed {
-		a.flushed = true
-		a.flush()
-	}
 }
 
 // broken ends an answer whose engine was lost: an error event for a stream,
@@ -192,7 +224,10 @@ func (a *answer) broken(err error, u usage, ttft time.Duration, counted int) {
 		if a.scan.midEvent {
 			gap = []byte("\n")
 		}
-		a.write(gap, errorFrame("The engine was lost while it answered.", "engine_lost"), true)
+		a.write(gap, errorFrame("The engine was lost while it answered.", "engine_lost"))
+		a.mu.Lock()
+		a.flushLocked()
+		a.mu.Unlock()
 	}
 	a.end(outcomeEngineLost, FailureMidStream, u, ttft, counted)
 	panic(http.ErrAbortHandler)

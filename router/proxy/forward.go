@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"strings"
 	"syscall"
@@ -106,7 +107,9 @@ func (p *Proxy) send(r *http.Request, headers http.Header, c *call, t *Target) (
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
 	}
-	out := r.WithContext(r.Context())
+	c.conn = nil
+	c.trace.GotConn = c.gotConn
+	out := r.WithContext(httptrace.WithClientTrace(r.Context(), &c.trace))
 	out.URL = &url.URL{Scheme: base.Scheme, Host: base.Host, Path: base.Path + r.URL.Path, RawQuery: r.URL.RawQuery}
 	if r.URL.RawPath != "" {
 		out.URL.RawPath = base.Path + r.URL.RawPath
@@ -125,10 +128,18 @@ func (p *Proxy) send(r *http.Request, headers http.Header, c *call, t *Target) (
 		if pl.json {
 			list, c.strip, c.cut = pl.facts.edits(pl.body.b, t.ServedModel, c.route.stream, t.ContinuousUsage)
 		}
-		body := newSplicedBody(pl.body, list)
-		out.Body, out.ContentLength = body, body.length()
+		out.Body, out.ContentLength = sendable(pl.body, list)
 	}
 	return p.options.Transport.RoundTrip(out)
+}
+
+// gotConn notes the connection an attempt uses.
+func (c *call) gotConn(info httptrace.GotConnInfo) {
+	conn := info.Conn
+	if over, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
+		conn = over.NetConn()
+	}
+	c.conn, _ = conn.(*engineConn)
 }
 
 // classify says what an attempt's error means for the endpoint.
@@ -163,7 +174,7 @@ func (p *Proxy) relay(w http.ResponseWriter, r *http.Request, c *call, res Reser
 	copyResponseHeaders(header, resp.Header)
 	header[ReasonHeader] = []string{c.Reason}
 	c.Status = resp.StatusCode
-	a := &answer{p: p, w: w, r: r, c: c, res: res, body: resp.Body, sent: sent}
+	a := &answer{p: p, w: w, r: r, c: c, res: res, body: resp.Body, sent: sent, pending: true}
 	if isEventStream(resp.Header) && r.Method != http.MethodHead {
 		if c.strip || c.cut {
 			delete(header, "Content-Length")

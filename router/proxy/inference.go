@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"sync"
 
@@ -51,6 +52,8 @@ type call struct {
 	prompt        int // estimated prompt tokens
 	authorization []string
 	strip, cut    bool // what the stream scanner must take out again
+	trace         httptrace.ClientTrace
+	conn          *engineConn // of the last attempt; nil if the transport is not ours
 }
 
 // inference handles every path whose request goes to an engine by model.

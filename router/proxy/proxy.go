@@ -101,7 +101,7 @@ func NewTransport(o TransportOptions) *http.Transport {
 	}
 	dialer := &net.Dialer{Timeout: o.DialTimeout, KeepAlive: 15 * time.Second}
 	return &http.Transport{
-		DialContext:           dialer.DialContext,
+		DialContext:           dialEngine(dialer),
 		DisableCompression:    true,
 		MaxIdleConnsPerHost:   1024,
 		IdleConnTimeout:       idleTimeout,

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"slices"
@@ -98,6 +99,27 @@ func newSplicedBody(shared *bodyBuffer, list []edit) *splicedBody {
 	s := &splicedBody{shared: shared, list: list}
 	s.reads.Store(1)
 	return s
+}
+
+// copyBelow is the size up to which a body is copied with its splices into
+// memory of its own. The transport sends headers and body in one write only
+// where it knows the body to be in memory.
+const copyBelow = 16 << 10
+
+// sendable is a body with edits applied, and its length.
+func sendable(shared *bodyBuffer, list []edit) (io.ReadCloser, int64) {
+	s := splicedBody{shared: shared, list: list}
+	n := s.length()
+	if n > copyBelow {
+		return newSplicedBody(shared, list), n
+	}
+	b := make([]byte, 0, n)
+	pos := 0
+	for _, e := range list {
+		b = append(append(b, shared.b[pos:e.off]...), e.text...)
+		pos = e.end
+	}
+	return io.NopCloser(bytes.NewReader(append(b, shared.b[pos:]...))), n
 }
 
 // length is the number of bytes the reader yields.

@@ -1,0 +1,195 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+)
+
+func TestScanFindsWhatTheRouterNeeds(t *testing.T) {
+	t.Parallel()
+	body := []byte(`{"messages":[{"role":"user","content":"a \"model\": \"x\""}],` +
+		`"\u006dodel" : "na\u006de","stream":true,"stream_options":{"include_usage":false},"max_tokens":7,"max_completion_tokens":9e0,` +
+		`"tools":[{}],"seed":123456789012345678901234567890}`)
+	var f facts
+	if err := scan(body, &f); err != nil {
+		t.Fatal(err)
+	}
+	if text(body, f.model) != "name" || !f.stream || f.wantsUsage || f.maxTokens != 9 || !f.messages.present() {
+		t.Fatalf("facts %+v, model %q", f, text(body, f.model))
+	}
+}
+
+func TestScanRefusesWhatAnEngineCouldReadInTwoWays(t *testing.T) {
+	t.Parallel()
+	deep := strings.Repeat("[", MaxDepth+1) + strings.Repeat("]", MaxDepth+1)
+	for body, want := range map[string]error{
+		`{"model":"a","model":"b"}`:       ErrDuplicateModel,
+		`{"model":"a","\u006dodel":"b"}`:  ErrDuplicateModel,
+		`{"model":7}`:                     ErrModelType,
+		`[1]`:                             ErrNotObject,
+		``:                                ErrMalformed,
+		`{"a":1`:                          ErrMalformed,
+		`{"a":1}x`:                        ErrMalformed,
+		`{"a":01}`:                        ErrMalformed,
+		`{"a":"` + "\n" + `"}`:            ErrMalformed,
+		`{"a":"\x"}`:                      ErrMalformed,
+		`{"a":` + deep + `}`:              ErrTooDeep,
+		`{"stream_options":{"a":nul}}`:    ErrMalformed,
+		`{"stream_options":{"a":1},}`:     ErrMalformed,
+		"{\"a\":1}\u00a0":                 ErrMalformed,
+		`{"a":1e}`:                        ErrMalformed,
+		`{'a':1}`:                         ErrMalformed,
+		`{"a":tru}`:                       ErrMalformed,
+		`{"model":"m","stream_options":[`: ErrMalformed,
+	} {
+		var f facts
+		if err := scan([]byte(body), &f); !errors.Is(err, want) {
+			t.Errorf("scan(%.60s) = %v, want %v", body, err, want)
+		}
+	}
+}
+
+// apply gives the body as the engine gets it.
+func apply(t *testing.T, body string, served string, continuous bool) (string, bool, bool) {
+	t.Helper()
+	var f facts
+	if err := scan([]byte(body), &f); err != nil {
+		t.Fatalf("scan(%s): %v", body, err)
+	}
+	list, strip, cut := f.edits([]byte(body), served, true, continuous)
+	shared := &bodyBuffer{b: []byte(body)}
+	shared.refs.Store(2)
+	small, n := sendable(shared, list)
+	got, err := io.ReadAll(small)
+	if err != nil || int64(len(got)) != n {
+		t.Fatalf("%d bytes, %v; want %d", len(got), err, n)
+	}
+	streamed := newSplicedBody(shared, list)
+	again, err := io.ReadAll(io.MultiReader(io.LimitReader(streamed, 3), streamed))
+	if err != nil || !bytes.Equal(got, again) {
+		t.Fatalf("streamed %q, %v; copied %q", again, err, got)
+	}
+	if !json.Valid(got) {
+		t.Fatalf("splices made %s", got)
+	}
+	return string(got), strip, cut
+}
+
+func TestSplicesTouchOnlyTheModelAndTheUsageOption(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		body, want string
+		continuous bool
+		strip, cut bool
+	}{
+		{`{"model":"m"}`, `{"model":"s\"x"}`, false, false, false},
+		{`{"model":"m","stream":true}`, `{"stream_options":{"include_usage":true},"model":"s\"x","stream":true}`, false, true, false},
+		{`{ "stream": true ,"stream_options" :null}`, `{ "stream": true ,"stream_options" :{"include_usage":true}}`, false, true, false},
+		{`{"stream":true,"stream_options":{}}`, `{"stream":true,"stream_options":{"include_usage":true}}`, false, true, false},
+		{`{"stream":true,"stream_options":{"a":1}}`, `{"stream":true,"stream_options":{"include_usage":true,"a":1}}`, false, true, false},
+		{`{"stream":true,"stream_options":{"include_usage":false}}`, `{"stream":true,"stream_options":{"include_usage":true}}`, false, true, false},
+		{`{"stream":true,"stream_options":{"include_usage":true}}`, `{"stream":true,"stream_options":{"include_usage":true}}`, false, false, false},
+		{`{"stream":true,"stream_options":{"include_usage":true}}`, `{"stream":true,"stream_options":{"continuous_usage_stats":true,"include_usage":true}}`, true, false, true},
+		{`{"stream":true}`, `{"stream_options":{"include_usage":true,"continuous_usage_stats":true},"stream":true}`, true, true, true},
+		{`{"stream":true,"stream_options":7}`, `{"stream":true,"stream_options":7}`, false, false, false},
+		{`{"stream":false,"x":1.50}`, `{"stream":false,"x":1.50}`, false, false, false},
+	} {
+		got, strip, cut := apply(t, c.body, `s"x`, c.continuous)
+		if got != c.want || strip != c.strip || cut != c.cut {
+			t.Errorf("%s became %s (strip %v, cut %v), want %s (%v, %v)", c.body, got, strip, cut, c.want, c.strip, c.cut)
+		}
+	}
+}
+
+func keysOf(t *testing.T, body string) []uint64 {
+	t.Helper()
+	var f facts
+	if err := scan([]byte(body), &f); err != nil {
+		t.Fatal(err)
+	}
+	var w walker
+	w.run([]byte(body), &f)
+	return w.keys
+}
+
+func TestALaterTurnExtendsTheKeysOfTheEarlier(t *testing.T) {
+	t.Parallel()
+	say := func(role string, n int) string {
+		return `{"role":"` + role + `","content":"` + strings.Repeat(role+" said something. ", n) + `"}`
+	}
+	first := keysOf(t, `{"model":"m","messages":[`+say("system", 30)+`,`+say("user", 40)+`],"tools":[{"type":"function"}]}`)
+	second := keysOf(t, `{"tools": [ {"type" : "function"} ],"messages":[`+say("system", 30)+`, `+say("user", 40)+`,`+say("assistant", 20)+`,`+say("user", 9)+`],"model":"m"}`)
+	if len(first) < 3 || len(second) <= len(first) {
+		t.Fatalf("%d and %d keys", len(first), len(second))
+	}
+	for i, key := range first {
+		if second[i] != key {
+			t.Fatalf("key %d of %d differs", i, len(first))
+		}
+	}
+}
+
+func TestKeysSeparateSaltsAndToolsAndIgnoreTheFormOfText(t *testing.T) {
+	t.Parallel()
+	words := strings.Repeat("word ", 100)
+	plain := keysOf(t, `{"messages":[{"role":"user","content":"`+words+`"}]}`)
+	parts := keysOf(t, `{"messages":[{"content":[{"type":"text","text":"`+words+`"}],"role":"user"}]}`)
+	salted := keysOf(t, `{"cache_salt":"a","messages":[{"role":"user","content":"`+words+`"}]}`)
+	tools := keysOf(t, `{"tools":[1],"messages":[{"role":"user","content":"`+words+`"}]}`)
+	if len(plain) != 1 || plain[0] != parts[0] || plain[0] == salted[0] || plain[0] == tools[0] {
+		t.Fatalf("plain %x, parts %x, salted %x, tools %x", plain, parts, salted, tools)
+	}
+}
+
+func FuzzScan(f *testing.F) {
+	for _, seed := range []string{
+		`{}`, `{"model":"m","stream":true,"stream_options":{"include_usage":false,"continuous_usage_stats":1}}`,
+		`{"messages":[{"role":"user","content":[{"type":"text","text":"a\u00e9"},{"type":"image_url","image_url":{"url":"x"}}]}],"tools":[{}]}`,
+		`{"input":[1,-0.5e+3,null,true,"\ud800"],"prompt":["a",[1,2]],"max_tokens":1e2}`, "{\"a\":\"\xff\"}", `[[[]]]`, `"\`, `{"a":{"b":[{}]}}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var got facts
+		err := scan(body, &got)
+		switch {
+		case errors.Is(err, ErrMalformed):
+			if json.Valid(body) {
+				t.Fatalf("refused valid JSON: %v", err)
+			}
+			return
+		case errors.Is(err, ErrTooDeep), errors.Is(err, ErrDuplicateModel), errors.Is(err, ErrModelType):
+			return
+		case errors.Is(err, ErrNotObject):
+			if !json.Valid(body) {
+				t.Fatal("a broken body passed for another value")
+			}
+			return
+		}
+		if !json.Valid(body) {
+			t.Fatal("accepted broken JSON")
+		}
+		var w walker
+		w.run(body, &got)
+		needs(body, &got, w.images)
+		list, _, _ := got.edits(body, "served", true, true)
+		shared := &bodyBuffer{b: bytes.Clone(body)}
+		shared.refs.Store(2)
+		r, n := sendable(shared, list)
+		spliced, err := io.ReadAll(r)
+		if err != nil || int64(len(spliced)) != n || !json.Valid(spliced) {
+			t.Fatalf("splices made %d bytes %q of %q", n, spliced, body)
+		}
+		var again facts
+		if err := scan(spliced, &again); err != nil {
+			t.Fatalf("spliced body: %v", err)
+		}
+		if got.model.present() && text(spliced, again.model) != "served" {
+			t.Fatalf("model became %q", text(spliced, again.model))
+		}
+	})
+}
