@@ -259,15 +259,18 @@ func ending(ctx context.Context, err error) error {
 	return err
 }
 
-// setProblem notes what people should know of a room; empty takes it back.
-func (a *Agent) setProblem(room, text string) {
+// setProblem notes what people should know of a room, empty takes it back, and
+// tells whether that is news.
+func (a *Agent) setProblem(room, text string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	before := a.problems[room]
 	if text == "" {
 		delete(a.problems, room)
-		return
+	} else {
+		a.problems[room] = text
 	}
-	a.problems[room] = text
+	return text != before
 }
 
 // node is what the agent says of itself.

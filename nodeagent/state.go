@@ -15,7 +15,8 @@ const (
 	// artifactsEvery is the least time between two reports of artifacts, whose
 	// progress changes all the time.
 	artifactsEvery = 100 * time.Millisecond
-	// spaceEvery is how often the drive is asked for its space.
+	// spaceEvery is how often the drive is asked for its space, besides after
+	// each report of artifacts.
 	spaceEvery = 5 * time.Second
 )
 
@@ -53,6 +54,7 @@ func (a *Agent) reportState(ctx context.Context) error {
 		case <-artifacts.C:
 			pending = false
 			a.publish("artifacts", a.publisher.SetArtifacts(artifactsOf(a.weights.Snapshot())))
+			a.publishSpace()
 		case <-space.C:
 			a.publishSpace()
 		}
@@ -69,9 +71,10 @@ func (a *Agent) publish(what string, err error) {
 	text := ""
 	if err != nil {
 		text = "the report does not show the present " + what + ": " + err.Error()
+	}
+	if a.setProblem("report "+what, text) && err != nil {
 		a.log.Error("report not published", slog.String("what", what), slog.Any("error", err))
 	}
-	a.setProblem("report "+what, text)
 }
 
 var artifactStates = map[weightcache.State]report.ArtifactState{

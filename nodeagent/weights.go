@@ -75,10 +75,9 @@ func (a *Agent) publishViews(ctx context.Context) error {
 				failed = err.Error()
 			}
 		}
-		if failed != "" {
+		if a.setProblem("views", failed) && failed != "" {
 			a.log.Error("views not published, trying again later", slog.String("error", failed))
 		}
-		a.setProblem("views", failed)
 		select {
 		case <-ctx.Done():
 			return nil

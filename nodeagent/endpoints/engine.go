@@ -129,7 +129,7 @@ func (e *engine) read(ctx context.Context) (State, time.Duration) {
 // unreachable at once, a slow one after some patience; its last load stays.
 func (e *engine) failed(err error) State {
 	e.failures++
-	refused := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
+	refused := errors.Is(err, syscall.ECONNREFUSED)
 	e.refused = e.refused || refused
 	if refused || e.failures >= patience {
 		e.state.Reachable = false
