@@ -13,6 +13,9 @@ import (
 const (
 	// progressEvery is the least time between two lines of a pull's answer.
 	progressEvery = 100 * time.Millisecond
+	// progressLook is how often bytes that landed are looked for: the store
+	// signals changes of state, not every segment.
+	progressLook = 500 * time.Millisecond
 	// progressIdle is the most, so that a caller can tell a slow pull from a dead agent.
 	progressIdle = 5 * time.Second
 	// lineTimeout bounds the writing of one line to a caller that does not read.
@@ -46,7 +49,18 @@ func (a *api) pull(w http.ResponseWriter, r *http.Request) {
 	line := &lineWriter{w: w, control: http.NewResponseController(w)}
 	idle := time.NewTicker(progressIdle)
 	defer idle.Stop()
+	look := time.NewTicker(progressLook)
+	defer look.Stop()
 	var last Model
+	show := func() {
+		model, _ := a.model(ref)
+		if reflect.DeepEqual(model, last) {
+			return
+		}
+		last = model
+		line.write(Progress{Model: &model})
+		idle.Reset(progressIdle)
+	}
 	for {
 		select {
 		case err := <-ended:
@@ -60,14 +74,10 @@ func (a *api) pull(w http.ResponseWriter, r *http.Request) {
 		case <-ctx.Done():
 			a.opts.Log.Debug("caller of a pull left", slog.String("artifact", ref.String()), slog.Any("error", <-ended))
 			return
+		case <-look.C:
+			show()
 		case <-changed:
-			model, _ := a.model(ref)
-			if reflect.DeepEqual(model, last) {
-				continue
-			}
-			last = model
-			line.write(Progress{Model: &model})
-			idle.Reset(progressIdle)
+			show()
 			// Changes of the next moment merge into one line.
 			select {
 			case err := <-ended:
