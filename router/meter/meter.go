@@ -40,13 +40,18 @@ type Options struct {
 // Meter writes usage records. It is safe for concurrent use.
 type Meter struct {
 	options Options
-	queue   chan *Record
-	pool    sync.Pool
 
 	written, dropped, duplicates, failures atomic.Uint64
-	closing                                atomic.Bool
+
+	wake chan struct{} // capacity 1: the queue has begun to fill, or holds a batch
+
+	mu     sync.Mutex
+	queue  []Record      // guarded by mu
+	room   chan struct{} // closed when a full queue was taken; guarded by mu
+	closed bool          // Run has ended; guarded by mu
 
 	// Below: Run's alone.
+	batch []Record
 	lock  io.Closer
 	file  durable.File
 	size  int64 // bytes known to be whole and synced
@@ -77,8 +82,7 @@ func Open(o Options) (*Meter, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &Meter{options: o, queue: make(chan *Record, queueRecords), seen: newIDSet(rememberedIDs)}
-	m.pool.New = func() any { return new(Record) }
+	m := &Meter{options: o, wake: make(chan struct{}, 1), seen: newIDSet(rememberedIDs)}
 	if err := o.FS.MkdirAll(filepath.Dir(o.Path), 0o700); err != nil {
 		return nil, fmt.Errorf("make usage directory: %w", err)
 	}
@@ -96,62 +100,89 @@ func Open(o Options) (*Meter, error) {
 // Add queues a copy of r. With the queue full it waits briefly, then drops the
 // record and says so. After Run has ended every record is dropped.
 func (m *Meter) Add(r *Record) {
-	kept, _ := m.pool.Get().(*Record)
-	*kept = *r
-	if !m.closing.Load() {
-		select {
-		case m.queue <- kept:
-			return
-		default:
-		}
+	room, done := m.put(r)
+	if done {
+		return
+	}
+	if room != nil {
 		timer := time.NewTimer(fullWait)
 		defer timer.Stop()
 		select {
-		case m.queue <- kept:
-			return
+		case <-room:
 		case <-timer.C:
+		}
+		if _, done := m.put(r); done {
+			return
 		}
 	}
 	m.dropped.Add(1)
 	m.options.Log.LogAttrs(context.Background(), slog.LevelError, "usage record dropped",
-		slog.String("record", strings.TrimSuffix(string(kept.append(nil)), "\n")))
+		slog.String("record", strings.TrimSuffix(string(r.append(nil)), "\n")))
+}
+
+// put appends r to the queue. Where there is no room it gives what to wait
+// for, or nothing where no room will come.
+func (m *Meter) put(r *Record) (room <-chan struct{}, done bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, false
+	}
+	if len(m.queue) >= queueRecords {
+		if m.room == nil {
+			m.room = make(chan struct{})
+		}
+		return m.room, false
+	}
+	m.queue = append(m.queue, *r)
+	if n := len(m.queue); n == 1 || n == batchRecords {
+		select {
+		case m.wake <- struct{}{}:
+		default:
+		}
+	}
+	return nil, true
+}
+
+// take swaps the queue for an empty one. Once closing, no record comes after.
+func (m *Meter) take(closing bool) []Record {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	full := m.queue
+	m.queue, m.batch = m.batch[:0], full
+	m.closed = closing
+	if m.room != nil {
+		close(m.room)
+		m.room = nil
+	}
+	return full
+}
+
+func (m *Meter) queued() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.queue)
 }
 
 // Stats gives the counters.
 func (m *Meter) Stats() Stats {
-	return Stats{m.written.Load(), m.dropped.Load(), m.duplicates.Load(), m.failures.Load(), len(m.queue)}
+	return Stats{m.written.Load(), m.dropped.Load(), m.duplicates.Load(), m.failures.Load(), m.queued()}
 }
 
 // Run writes batches until ctx is done, then what is still queued, and closes
 // the file. Stop the callers of Add first.
 func (m *Meter) Run(ctx context.Context) error {
 	defer func() { _ = m.lock.Close() }()
-	batch := make([]*Record, 0, batchRecords)
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case r := <-m.queue:
-			batch = m.fill(ctx, append(batch[:0], r))
-			m.store(ctx, batch)
+			continue
+		case <-m.wake:
 		}
+		m.gather(ctx)
+		m.store(ctx, m.take(false))
 	}
-	m.closing.Store(true)
-	for {
-		batch = batch[:0]
-		for len(batch) < batchRecords {
-			select {
-			case r := <-m.queue:
-				batch = append(batch, r)
-				continue
-			default:
-			}
-			break
-		}
-		if len(batch) == 0 {
-			break
-		}
-		m.store(ctx, batch)
-	}
+	m.store(ctx, m.take(true))
 	if m.file == nil {
 		return nil
 	}
@@ -161,48 +192,47 @@ func (m *Meter) Run(ctx context.Context) error {
 	return nil
 }
 
-// fill waits for more records until the batch is full or old enough.
-func (m *Meter) fill(ctx context.Context, batch []*Record) []*Record {
+// gather waits until the queue holds a batch or its first record is old enough.
+func (m *Meter) gather(ctx context.Context) {
 	timer := time.NewTimer(batchDelay)
 	defer timer.Stop()
-	for len(batch) < batchRecords {
+	for m.queued() < batchRecords {
 		select {
-		case r := <-m.queue:
-			batch = append(batch, r)
+		case <-m.wake:
 		case <-timer.C:
-			return batch
+			return
 		case <-ctx.Done():
-			return batch
+			return
 		}
 	}
-	return batch
 }
 
-// store writes a batch, again and again while the drive refuses. Once ctx is
-// done one more try is made, then the batch is dropped aloud.
-func (m *Meter) store(ctx context.Context, batch []*Record) {
+// store writes records, again and again while the drive refuses. Once ctx is
+// done one more try is made, then they are dropped aloud.
+func (m *Meter) store(ctx context.Context, batch []Record) {
 	m.lines = m.lines[:0]
 	fresh := 0
-	for _, r := range batch {
-		if !m.seen.add(r.ID) {
+	for i := range batch {
+		if !m.seen.add(batch[i].ID) {
 			m.duplicates.Add(1)
 			continue
 		}
 		fresh++
-		m.lines = r.append(m.lines)
+		m.lines = batch[i].append(m.lines)
 	}
+	clear(batch) // holds no request's strings longer than needed
 	for wait := retryFirst; fresh > 0; wait = min(2*wait, retryMost) {
 		err := m.write()
 		if err == nil {
 			m.written.Add(uint64(fresh))
-			break
+			return
 		}
 		m.failures.Add(1)
 		if ctx.Err() != nil {
 			m.dropped.Add(uint64(fresh))
 			m.options.Log.LogAttrs(ctx, slog.LevelError, "usage records dropped",
 				slog.Int("records", fresh), slog.Any("error", err), slog.String("lines", string(m.lines)))
-			break
+			return
 		}
 		m.options.Log.LogAttrs(ctx, slog.LevelError, "write usage file, will retry", slog.Int("records", fresh), slog.Any("error", err))
 		timer := time.NewTimer(wait)
@@ -211,10 +241,6 @@ func (m *Meter) store(ctx context.Context, batch []*Record) {
 		case <-ctx.Done():
 			timer.Stop()
 		}
-	}
-	for _, r := range batch {
-		*r = Record{}
-		m.pool.Put(r)
 	}
 }
 
