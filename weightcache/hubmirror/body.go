@@ -147,13 +147,17 @@ func (m *Mirror) stream(w http.ResponseWriter, r *http.Request, c Content, part 
 		return errors.New("take buffer: wrong type")
 	}
 	defer m.buffers.Put(buf)
+	filling := false // the last piece came from ReadAt
 	for part.n > 0 {
 		var sent int64
 		var err error
-		if file := c.File(); file != nil {
+		// The first piece after the commit still comes by ReadAt, which knows
+		// whether the bytes sent so far are those of the committed file.
+		if file := c.File(); file != nil && !filling {
 			sent, err = m.sendCommitted(control, w, file, part)
 		} else {
 			sent, err = m.sendFilling(r.Context(), control, w, c, part, *buf)
+			filling = file == nil
 		}
 		m.stats.bytes.Add(sent)
 		part.from, part.n = part.from+sent, part.n-sent

@@ -171,7 +171,7 @@ func TestAFileBeingFilledIsServedAsItArrivesAndSwitchesToTheCommittedFile(t *tes
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = file.Close() })
-	f.set(func() { f.file, f.front = file, f.front+1 })
+	f.set(func() { f.file, f.front = file, int64(len(data)) })
 	rest, err := io.ReadAll(resp.Body)
 	if err != nil || !bytes.Equal(append(got, rest...), data) {
 		t.Errorf("body of %d bytes and %v, want %d", len(got)+len(rest), err, len(data))

@@ -36,7 +36,8 @@ type Library interface {
 }
 
 // RefLister is implemented by a Library that knows which revisions of a
-// repository it holds. Without it /refs names main alone.
+// repository it holds. Without it /refs names main alone, and a commit that no
+// client led to since the start is asked for like any other revision.
 type RefLister interface {
 	// Refs maps revision names of a repository to commits.
 	Refs(ctx context.Context, repo string) (map[string]string, error)
@@ -49,9 +50,10 @@ type Content interface {
 	// File is the whole verified file once it is committed, nil before. It was
 	// opened for this Content: its offset belongs to the caller, Close closes it.
 	File() *os.File
-	// ReadAt fills p from off, waiting for bytes that are not there yet. Fewer
-	// than len(p) bytes come with an error, except at the end of the file. An
-	// error that wraps ErrMismatch says that bytes handed out before are wrong.
+	// ReadAt gives at least one byte from off, waiting for it where it is not
+	// there yet, and as many more as are there, up to len(p). Where bytes handed
+	// out before turned out wrong, this and every later call gives an error that
+	// wraps ErrMismatch, also once the file is committed.
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	Close() error
 }
@@ -217,6 +219,9 @@ func (m *Mirror) manifest(ctx context.Context, repo, rev string) (*artifact.Mani
 	m.mu.Lock()
 	by, known := m.commits[commitKey{repo, rev}]
 	m.mu.Unlock()
+	if !known {
+		by, known = m.heldAs(ctx, repo, rev)
+	}
 	if known && by != ref {
 		if found, err := m.opts.Library.Manifest(ctx, by); err == nil && found.Commit == rev {
 			return found, nil
@@ -236,6 +241,26 @@ func (m *Mirror) manifest(ctx context.Context, repo, rev string) (*artifact.Mani
 	}
 	m.commits[commitKey{repo, found.Commit}] = ref
 	return found, nil
+}
+
+// heldAs finds the ref by which the Library holds a commit, so that a client
+// that kept the commit is answered after a restart too.
+func (m *Mirror) heldAs(ctx context.Context, repo, commit string) (artifact.Ref, bool) {
+	lister, ok := m.opts.Library.(RefLister)
+	if !ok || len(commit) != 40 || artifact.ValidCommit(commit) != nil {
+		return artifact.Ref{}, false
+	}
+	refs, err := lister.Refs(ctx, repo)
+	if err != nil {
+		m.opts.Log.LogAttrs(ctx, slog.LevelWarn, "list refs", slog.Any("error", err))
+		return artifact.Ref{}, false
+	}
+	for name, at := range refs {
+		if at == commit {
+			return artifact.Ref{Scheme: artifact.SchemeHub, Name: repo, Revision: name}, true
+		}
+	}
+	return artifact.Ref{}, false
 }
 
 // isSuspect says whether a client may hold wrong bytes of a file.
