@@ -116,7 +116,12 @@ func period(recent []time.Duration) time.Duration {
 	return min(max(200*slices.Min(recent), time.Second), 10*time.Second)
 }
 
-// backoff is the pause before the next try after so many failures in a row.
-func backoff(failures int) time.Duration {
+// backoff is the pause before the next try after so many failures in a row. A
+// refused connection costs an engine nothing, so one that does not listen yet
+// is found within a second of its start.
+func backoff(failures int, refused bool) time.Duration {
+	if refused {
+		return time.Second
+	}
 	return min(time.Second<<min(max(failures-1, 0), 4), 10*time.Second)
 }

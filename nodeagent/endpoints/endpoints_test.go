@@ -109,9 +109,12 @@ func TestThePeriodKeepsReadsUnderHalfAPercent(t *testing.T) {
 		}
 	}
 	for failures, want := range []time.Duration{1: 1 * time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 4: 8 * time.Second, 5: 10 * time.Second, 6: 10 * time.Second} {
-		if got := backoff(failures); failures > 0 && got != want {
+		if got := backoff(failures, false); failures > 0 && got != want {
 			t.Errorf("backoff(%d) = %v, want %v", failures, got, want)
 		}
+	}
+	if got := backoff(50, true); got != time.Second {
+		t.Errorf("an engine that does not listen is tried again after %v", got)
 	}
 }
 

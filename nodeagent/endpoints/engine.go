@@ -90,7 +90,8 @@ func (e *engine) read(ctx context.Context) (State, time.Duration) {
 		page, err = nil, nil
 	}
 	if err != nil {
-		return e.failed(err), backoff(e.failures)
+		state := e.failed(err)
+		return state, backoff(e.failures, errors.Is(err, syscall.ECONNREFUSED))
 	}
 	e.recent = append(e.recent, took)
 	if len(e.recent) > recentReads {
