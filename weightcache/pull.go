@@ -173,10 +173,10 @@ func (p *Puller) pullAll(ctx context.Context, pl *pull) error {
 	if err := p.store.checkStructure(pl.m); err != nil {
 		return err
 	}
-	if err := p.store.markReady(pl.m.Digest); err != nil {
+	if err := p.store.refreshViews(pl.m.Digest); err != nil {
 		return err
 	}
-	if err := p.store.refreshViews(pl.m.Digest); err != nil {
+	if err := p.store.markReady(pl.m.Digest); err != nil {
 		return err
 	}
 	p.store.dropSuperseded(pl.m)

@@ -235,11 +235,10 @@ func TestLastWaiterGoneEndsThePullAndKeepsWhatLanded(t *testing.T) {
 	t.Parallel()
 	src := newMemSource(model(1, 10*testSegment))
 	ctx, cancel := context.WithCancel(t.Context())
-	hold := make(chan struct{})
 	src.fault = func(f artifact.File, off, _ int64, body []byte) (io.Reader, error) {
 		if f.Path == shard1 && off == 5*testSegment {
 			cancel()
-			return &blockedReader{hold}, nil
+			return &closableReader{closed: make(chan struct{})}, nil
 		}
 		return bytes.NewReader(body), nil
 	}
@@ -250,7 +249,6 @@ func TestLastWaiterGoneEndsThePullAndKeepsWhatLanded(t *testing.T) {
 	if err := r.puller.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	close(hold)
 	src.set(func() { src.fault = nil })
 	before := src.servedOf(shard1)
 	m := r.ensure(t)
@@ -258,14 +256,6 @@ func TestLastWaiterGoneEndsThePullAndKeepsWhatLanded(t *testing.T) {
 		t.Errorf("fetched %d bytes after the return, want %d", got, want)
 	}
 	checkFlat(t, r, m)
-}
-
-// blockedReader yields nothing until it is closed.
-type blockedReader struct{ closed chan struct{} }
-
-func (b *blockedReader) Read([]byte) (int, error) {
-	<-b.closed
-	return 0, errors.New("body is closed")
 }
 
 func TestSilentBodyIsGivenUpAfterTheStallTimeout(t *testing.T) {
@@ -301,6 +291,7 @@ func TestSilentBodyIsGivenUpAfterTheStallTimeout(t *testing.T) {
 	})
 }
 
+// closableReader yields nothing until it is closed.
 type closableReader struct {
 	closed chan struct{}
 	once   sync.Once
@@ -507,4 +498,3 @@ func TestRefMovesOnlyWithRefreshAndTheOldArtifactGoes(t *testing.T) {
 		t.Error("the refreshed ref was forgotten")
 	}
 }
-

@@ -346,11 +346,22 @@ func (s *Store) discard(sha artifact.Digest) error {
 	delete(s.blobs, sha)
 	s.bad[sha] = true
 	s.removing[sha] = true
+	var holders []artifact.Digest
+	for digest, r := range s.artifacts {
+		if r.checked && slices.ContainsFunc(r.m.Files, func(f artifact.File) bool { return f.SHA256 == sha }) {
+			r.checked = false // Ready again once its views hold the new file
+			holders = append(holders, digest)
+		}
+	}
 	s.mu.Unlock()
 	s.notify()
 	// The file goes before its links in views: after a crash the store must
 	// not take it for good.
-	err := s.removeSynced(s.blobPath(sha))
+	var err error
+	for _, digest := range holders {
+		err = errors.Join(err, s.removeSynced(s.path(readyDir, digest.String())))
+	}
+	err = errors.Join(err, s.removeSynced(s.blobPath(sha)))
 	err = errors.Join(err, s.removeIfThere(s.chunksPath(sha)), s.unlinkFromViews(sha))
 	s.mu.Lock()
 	delete(s.removing, sha)
