@@ -101,7 +101,9 @@ func start(t *testing.T, originURL, store string) (url string, stop func()) {
 			server.CloseClientConnections()
 			server.Close()
 			cancel()
-			<-done
+			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
 			src.Close()
 			if err := st.Close(); err != nil {
 				t.Error(err)

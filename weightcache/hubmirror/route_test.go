@@ -85,7 +85,7 @@ func TestClientFamiliesAreFirstProductsOfBoundedForm(t *testing.T) {
 		"Mozilla/5.0 (X11)":                         "mozilla",
 		strings.Repeat("x", 40):                     "other",
 		"ev\"il{} /1":                               "other",
-		"unkown/None; hf-hub/0.5.0; rust/unknown":   "unkown",
+		"tool/None; hf-hub/0.5.0; rust/unknown":     "tool",
 	} {
 		if got := family(agent); got != want {
 			t.Errorf("%q: got %q, want %q", agent, got, want)

@@ -163,8 +163,7 @@ func (h *Hub) token() (string, error) {
 
 // refuse wraps a cause as this source's Error.
 func (h *Hub) refuse(op, what string, err error) error {
-	var known *Error
-	if errors.As(err, &known) {
+	if _, known := errors.AsType[*Error](err); known {
 		return err
 	}
 	return &Error{Source: h.opts.Name, Op: op, What: what, Err: h.redact(err)}

@@ -43,8 +43,7 @@ func (h *Hub) Open(ctx context.Context, l *artifact.Listing, f artifact.File, of
 		},
 	})
 	if err != nil {
-		var known *Error
-		if errors.As(err, &known) && errors.Is(err, ErrChanged) {
+		if errors.Is(err, ErrChanged) {
 			h.forgetETags(l, f)
 		}
 		return nil, err

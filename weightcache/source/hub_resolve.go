@@ -163,12 +163,10 @@ func (h *Hub) getJSON(ctx context.Context, what string, at *url.URL, limit int64
 
 // jsonCause keeps the kind of a decoding error and drops the quoted input.
 func jsonCause(err error) error {
-	var syntax *json.SyntaxError
-	if errors.As(err, &syntax) {
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return fmt.Errorf("syntax error at byte %d", syntax.Offset)
 	}
-	var kind *json.UnmarshalTypeError
-	if errors.As(err, &kind) {
+	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("wrong type of field %.60q", kind.Field)
 	}
 	return errors.New("unreadable")

@@ -338,8 +338,10 @@ func TestATokenIsReadAgainForEveryRequestAndHeldBackFromOtherOrigins(t *testing.
 		t.Fatal(err)
 	}
 	defer h.Close()
-	l := &artifact.Listing{Ref: artifact.Ref{Scheme: artifact.SchemeHub, Name: "a/b", Revision: "main"}, Commit: strings.Repeat("a", 40),
-		Files: []artifact.File{{Path: "f", Size: 1}}}
+	l := &artifact.Listing{
+		Ref: artifact.Ref{Scheme: artifact.SchemeHub, Name: "a/b", Revision: "main"}, Commit: strings.Repeat("a", 40),
+		Files: []artifact.File{{Path: "f", Size: 1}},
+	}
 	if _, err := readAll(t.Context(), h, l, "f", 0, 1); !errors.Is(err, source.ErrUnauthorized) {
 		t.Errorf("without a token file: %v", err)
 	}
