@@ -14,7 +14,7 @@ import (
 	"github.com/hearth-dev/hearth/router/proxy"
 )
 
-var _ admin.Backend = (*Router)(nil)
+var _ admin.Answers = (*Router)(nil)
 
 // adminHandler serves metrics, probes, the JSON API and the debug pages. All
 // of it only reads.
@@ -71,7 +71,7 @@ func (r *Router) readyz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = fmt.Fprintln(w, "ok")
 }
 
-// Status implements admin.Backend.
+// Status implements admin.Answers.
 func (r *Router) Status() admin.Status {
 	stats := r.pools.Stats()
 	s := admin.Status{
@@ -98,13 +98,13 @@ func (r *Router) Status() admin.Status {
 	return s
 }
 
-// Endpoints implements admin.Backend.
+// Endpoints implements admin.Answers.
 func (r *Router) Endpoints() []admin.Endpoint { return r.pools.Stats().Endpoints }
 
-// Models implements admin.Backend.
+// Models implements admin.Answers.
 func (r *Router) Models() []admin.Model { return r.pools.Stats().Models }
 
-// Explain implements admin.Backend.
+// Explain implements admin.Answers.
 func (r *Router) Explain(body []byte) (admin.Explanation, error) {
 	var req pick.Request
 	if err := proxy.Inspect(body, &req); err != nil {

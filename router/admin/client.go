@@ -52,7 +52,8 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 // Status asks how the router is.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var s Status
-	return s, c.call(ctx, http.MethodGet, "/v1/status", nil, &s)
+	err := c.call(ctx, http.MethodGet, "/v1/status", nil, &s)
+	return s, err
 }
 
 // Endpoints asks for all endpoints.
@@ -76,7 +77,8 @@ func (c *Client) Models(ctx context.Context) ([]Model, error) {
 // Explain asks where a request with this body would go.
 func (c *Client) Explain(ctx context.Context, body []byte) (Explanation, error) {
 	var e Explanation
-	return e, c.call(ctx, http.MethodPost, "/v1/explain", body, &e)
+	err := c.call(ctx, http.MethodPost, "/v1/explain", body, &e)
+	return e, err
 }
 
 func (c *Client) call(ctx context.Context, method, path string, body []byte, into any) error {

@@ -11,8 +11,8 @@ import (
 // maxExplain bounds the request body of an explanation in bytes.
 const maxExplain = 32 << 20
 
-// Backend answers the API's questions.
-type Backend interface {
+// Answers is what the API asks; the router gives them.
+type Answers interface {
 	Status() Status
 	Endpoints() []Endpoint
 	Models() []Model
@@ -21,7 +21,7 @@ type Backend interface {
 }
 
 // Handler serves the API.
-func Handler(b Backend) http.Handler {
+func Handler(b Answers) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, b.Status()) })
 	mux.HandleFunc("GET /v1/endpoints", func(w http.ResponseWriter, _ *http.Request) {
@@ -35,7 +35,7 @@ func Handler(b Backend) http.Handler {
 }
 
 // Explain is the handler of POST /v1/explain, also served as /debug/decide.
-func Explain(b Backend) http.HandlerFunc {
+func Explain(b Answers) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxExplain))
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
