@@ -3,6 +3,7 @@ package tidy
 import (
 	"bytes"
 	"go/ast"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -13,7 +14,13 @@ func TestNoTestSleepsOrSkips(t *testing.T) {
 		if !s.test() && !strings.HasPrefix(s.name, "test/") {
 			continue
 		}
+		// Inside a bubble of synctest a sleep moves the fake clock and takes no time.
+		var bubbles []*ast.CallExpr
+		calls(s, "testing/synctest", "Test", func(call *ast.CallExpr) { bubbles = append(bubbles, call) })
 		calls(s, "time", "Sleep", func(call *ast.CallExpr) {
+			if slices.ContainsFunc(bubbles, func(b *ast.CallExpr) bool { return b.Pos() < call.Pos() && call.End() <= b.End() }) {
+				return
+			}
 			t.Errorf("%s: a test sleeps; wait on what it waits for, or use testing/synctest", at(call))
 		})
 		ast.Inspect(s.syntax, func(node ast.Node) bool {

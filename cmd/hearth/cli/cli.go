@@ -112,12 +112,23 @@ Start with 'hearth up', which runs a whole fabric on this machine.`,
 	add("ask", a.askCommands()...)
 	add("other", a.config(), a.version())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit statuses mean", Long: terminal.ExitCodesText})
-	return group(root)
+	groups(root)
+	return root
+}
+
+// groups makes every command that only holds others a group.
+func groups(command *cobra.Command) {
+	for _, child := range command.Commands() {
+		groups(child)
+	}
+	if command.HasSubCommands() && !command.Runnable() {
+		group(command)
+	}
 }
 
 // group makes a command that only holds others say so: without arguments it
 // shows its help, with an unknown one it is a usage error.
-func group(command *cobra.Command) *cobra.Command {
+func group(command *cobra.Command) {
 	command.Args = cobra.ArbitraryArgs
 	command.RunE = func(command *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -133,7 +144,6 @@ func group(command *cobra.Command) *cobra.Command {
 		}
 		return terminal.Fail(terminal.ExitUsage, err, hint)
 	}
-	return command
 }
 
 // jsonFlag gives a command --json.

@@ -97,7 +97,7 @@ func (a *app) config() *cobra.Command {
 			},
 		},
 	)
-	return group(command)
+	return command
 }
 
 // componentOf finds out which component a file is for by its kind.

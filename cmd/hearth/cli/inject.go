@@ -16,7 +16,7 @@ func (a *app) inject() *cobra.Command {
 		Short: "Report a fault of a device that has none, to see what happens",
 	}
 	command.AddCommand(a.injectXID(), a.injectClear())
-	return group(command)
+	return command
 }
 
 func (a *app) injectXID() *cobra.Command {

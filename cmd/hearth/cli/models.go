@@ -29,7 +29,7 @@ func (a *app) models() *cobra.Command {
 		a.nodeFlag(child)
 		a.jsonFlag(child)
 	}
-	return group(command)
+	return command
 }
 
 func (a *app) modelsList() *cobra.Command {

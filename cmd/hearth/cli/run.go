@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hearth-dev/hearth/cmd/hearth/bench"
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/cmd/hearth/up"
 	"github.com/hearth-dev/hearth/nodeagent"
@@ -18,7 +19,7 @@ import (
 const envLog = "HEARTH_LOG"
 
 func (a *app) runCommands() []*cobra.Command {
-	return []*cobra.Command{up.Command(), a.agentCommand(), a.routerCommand(), up.EngineSimCommand()}
+	return []*cobra.Command{up.Command(), a.agentCommand(), a.routerCommand(), up.EngineSimCommand(), bench.Command()}
 }
 
 func (a *app) askCommands() []*cobra.Command {
