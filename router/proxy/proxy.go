@@ -230,7 +230,7 @@ func needs(body []byte, f *facts, images bool) []string {
 		mask |= 2
 	}
 	if f.responseFormat.is(body, '{') {
-		members(body, f.responseFormat, func(key []byte, v span) {
+		eachMember(body, f.responseFormat, func(key []byte, v span) {
 			if string(key) == "type" && string(v.of(body)) != `"text"` {
 				mask |= 4
 			}

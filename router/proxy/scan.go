@@ -285,11 +285,15 @@ const (
 func skipString(b []byte, i int) int {
 	i++
 	for {
+		for i+32 <= len(b) {
+			// Four words at a time while nothing stands out.
+			if special(b[i:])|special(b[i+8:])|special(b[i+16:])|special(b[i+24:]) != 0 {
+				break
+			}
+			i += 32
+		}
 		for i+8 <= len(b) {
-			w := binary.LittleEndian.Uint64(b[i:])
-			q, s := w^quotes, w^slants
-			m := ((q-ones)&^q | (s-ones)&^s | (w-spaces)&^w) & highs
-			if m != 0 {
+			if m := special(b[i:]); m != 0 {
 				i += bits.TrailingZeros64(m) >> 3
 				break
 			}
@@ -325,6 +329,13 @@ func skipString(b []byte, i int) int {
 			return ^i
 		}
 	}
+}
+
+// special marks the bytes of the next eight that end a run of plain text.
+func special(b []byte) uint64 {
+	w := binary.LittleEndian.Uint64(b)
+	q, s := w^quotes, w^slants
+	return ((q-ones)&^q | (s-ones)&^s | (w-spaces)&^w) & highs
 }
 
 func isHex(c byte) bool {

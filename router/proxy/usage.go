@@ -21,7 +21,7 @@ func (u *usage) readUsage(b []byte) {
 		return
 	}
 	var got usage
-	members(b, span{0, end}, func(key []byte, v span) {
+	eachMember(b, span{0, end}, func(key []byte, v span) {
 		switch string(key) {
 		case "prompt_tokens", "input_tokens":
 			got.prompt, got.known = count(v.of(b)), true
@@ -33,7 +33,7 @@ func (u *usage) readUsage(b []byte) {
 			if !v.is(b, '{') {
 				return
 			}
-			members(b, v, func(key []byte, v span) {
+			eachMember(b, v, func(key []byte, v span) {
 				if string(key) == "cached_tokens" && b[v.off] != 'n' {
 					got.cached, got.cachedKnown = count(v.of(b)), true
 				}

@@ -146,75 +146,123 @@ func (w *walker) conversation(b []byte, list span) {
 		w.value(list.of(b))
 		return
 	}
-	elements(b, list, func(v span) {
+	elements(b, list.off, func(at int) int {
 		w.mark(markMessage)
-		if !v.is(b, '{') {
-			w.value(v.of(b))
-			return
+		if b[at] == '{' {
+			return w.message(b, at)
 		}
-		w.message(b, v)
+		end := skipValue(b, at, 0)
+		w.value(b[at:end])
+		return end
 	})
 }
 
-// message writes role, then content, then every other member in its order.
-func (w *walker) message(b []byte, v span) {
-	var role, content span
-	others := false
-	members(b, v, func(key []byte, m span) {
-		switch string(key) {
+// otherMembers is how many members besides role and content are kept while a
+// message is walked; a message with more is looked at once more.
+const otherMembers = 6
+
+// message writes role, then content, then every other member in its order, and
+// gives the offset past the message. Content that stands behind the role, as
+// it mostly does, is walked where it stands: a long text is passed over once.
+func (w *walker) message(b []byte, at int) int {
+	var content span
+	var others [otherMembers]struct{ key, value span }
+	count, written, roleSeen := 0, false, false
+	end := members(b, at, func(key span, i int) int {
+		switch string(key.of(b)) {
 		case "role":
-			role = m
+			end := skipValue(b, i, 0)
+			if !written {
+				w.value(b[i:end])
+				roleSeen = true
+			}
+			return end
 		case "content":
-			content = m
-		default:
-			others = true
+			if roleSeen && !written {
+				written = true
+				w.mark(markContent)
+				return w.content(b, i)
+			}
+			content = span{i, skipValue(b, i, 0)}
+			return content.end
 		}
+		end := skipValue(b, i, 0)
+		if b[i] != 'n' {
+			if count < otherMembers {
+				others[count].key, others[count].value = key, span{i, end}
+			}
+			count++
+		}
+		return end
 	})
-	if role.present() {
-		w.value(role.of(b))
+	if !written {
+		w.mark(markContent)
+		if content.present() {
+			w.content(b, content.off)
+		}
 	}
+	for _, m := range others[:min(count, otherMembers)] {
+		w.member(b, m.key, m.value)
+	}
+	if count > otherMembers {
+		seen := 0
+		members(b, at, func(key span, i int) int {
+			end := skipValue(b, i, 0)
+			if name := string(key.of(b)); name != "role" && name != "content" && b[i] != 'n' {
+				if seen++; seen > otherMembers {
+					w.member(b, key, span{i, end})
+				}
+			}
+			return end
+		})
+	}
+	return end
+}
+
+func (w *walker) member(b []byte, key, value span) {
+	w.mark(markMember)
+	w.write(key.of(b))
 	w.mark(markContent)
-	switch {
-	case content.is(b, '['):
+	w.value(value.of(b))
+}
+
+// content writes a string's bytes, or the parts, and gives the offset past it.
+func (w *walker) content(b []byte, at int) int {
+	if b[at] == '[' {
 		first := true
-		elements(b, content, func(part span) {
+		return elements(b, at, func(i int) int {
 			if !first {
 				w.mark(markPart)
 			}
 			first = false
-			w.part(b, part)
+			return w.part(b, i)
 		})
-	case content.present() && b[content.off] != 'n':
-		w.value(content.of(b))
 	}
-	if !others {
-		return
+	end := skipValue(b, at, 0)
+	if b[at] != 'n' {
+		w.value(b[at:end])
 	}
-	members(b, v, func(key []byte, m span) {
-		if string(key) == "role" || string(key) == "content" || b[m.off] == 'n' {
-			return
-		}
-		w.mark(markMember)
-		w.write(key)
-		w.mark(markContent)
-		w.value(m.of(b))
-	})
+	return end
 }
 
-// part writes the text of a text part, the URL of an image, or the whole part.
-func (w *walker) part(b []byte, v span) {
-	if !v.is(b, '{') {
-		w.value(v.of(b))
-		return
+// part writes the text of a text part, the URL of an image, or the whole part,
+// and gives the offset past it.
+func (w *walker) part(b []byte, at int) int {
+	if b[at] != '{' {
+		end := skipValue(b, at, 0)
+		w.value(b[at:end])
+		return end
 	}
 	var body, image span
-	members(b, v, func(key []byte, m span) {
-		switch string(key) {
+	end := members(b, at, func(key span, i int) int {
+		v := span{i, skipValue(b, i, 0)}
+		switch string(key.of(b)) {
 		case "text":
-			body = m
+			body = v
 		case "image_url":
-			image = m
+			image = v
 		}
+		return v.end
 	})
 	switch {
 	case body.is(b, '"'):
@@ -223,45 +271,57 @@ func (w *walker) part(b []byte, v span) {
 		w.images = true
 		url := image
 		if image.is(b, '{') {
-			members(b, image, func(key []byte, m span) {
-				if string(key) == "url" {
-					url = m
+			members(b, image.off, func(key span, i int) int {
+				v := span{i, skipValue(b, i, 0)}
+				if string(key.of(b)) == "url" {
+					url = v
 				}
+				return v.end
 			})
 		}
 		before := w.counted
 		w.value(url.of(b))
 		w.counted = before + min(w.counted-before, imageTokenBytes)
 	default:
-		w.compact(v.of(b))
+		w.compact(b[at:end])
 	}
+	return end
 }
 
-// elements calls each for the elements of a scanned, valid array.
-func elements(b []byte, list span, each func(span)) {
-	i := skipSpace(b, list.off+1)
+// elements calls each with the offset of every element of the scanned, valid
+// array at b[at]; each gives the offset past its element, elements that past
+// the array.
+func elements(b []byte, at int, each func(i int) int) int {
+	i := skipSpace(b, at+1)
 	for b[i] != ']' {
-		end := skipValue(b, i, 0)
-		each(span{i, end})
-		i = skipSpace(b, end)
+		i = skipSpace(b, each(i))
 		if b[i] == ',' {
 			i = skipSpace(b, i+1)
 		}
 	}
+	return i + 1
 }
 
-// members calls each for the members of a scanned, valid object.
-func members(b []byte, object span, each func(key []byte, v span)) {
-	i := skipSpace(b, object.off+1)
+// members does for the object at b[at] what elements does for an array.
+func members(b []byte, at int, each func(key span, i int) int) int {
+	i := skipSpace(b, at+1)
 	for b[i] != '}' {
 		keyEnd := skipString(b, i)
-		key := b[i+1 : keyEnd-1]
+		key := span{i + 1, keyEnd - 1}
 		i = skipSpace(b, skipSpace(b, keyEnd)+1)
-		end := skipValue(b, i, 0)
-		each(key, span{i, end})
-		i = skipSpace(b, end)
+		i = skipSpace(b, each(key, i))
 		if b[i] == ',' {
 			i = skipSpace(b, i+1)
 		}
 	}
+	return i + 1
+}
+
+// eachMember is members for callers that want the values skipped for them.
+func eachMember(b []byte, object span, each func(key []byte, v span)) {
+	members(b, object.off, func(key span, i int) int {
+		v := span{i, skipValue(b, i, 0)}
+		each(key.of(b), v)
+		return v.end
+	})
 }
