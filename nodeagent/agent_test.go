@@ -408,3 +408,52 @@ func TestManyCallersOfOnePullCauseOneFetch(t *testing.T) {
 		t.Errorf("model is %s", model.State)
 	}
 }
+
+func TestAnAgentStopsWhileStreamsAreOpen(t *testing.T) {
+	t.Parallel()
+	origin, url := newOrigin(t)
+	origin.SetRate(units.Rate(64 * units.KiB)) // the pull outlives the test
+	r := run(t, newConfig(t, url))
+	conn, err := grpc.NewClient("passthrough:///"+r.Listeners()["report"], append(report.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	open := make(chan struct{}, 1)
+	ended := make(chan error, 2)
+	go func() {
+		ended <- report.Watch(t.Context(), conn, report.Resume{}, func(m *report.Report) error {
+			if len(m.Artifacts) > 0 {
+				select {
+				case open <- struct{}{}:
+				default:
+				}
+			}
+			return nil
+		})
+	}()
+	go func() {
+		_, err := r.client.Pull(t.Context(), admin.PullRequest{Ref: ref}, nil)
+		ended <- err
+	}()
+	<-open
+	r.stop()
+	for range 2 {
+		if err := <-ended; err == nil {
+			t.Error("a stream of a stopped agent ended well")
+		}
+	}
+}
+
+func TestABadTableOfCodesIsNamed(t *testing.T) {
+	t.Parallel()
+	_, url := newOrigin(t)
+	c := newConfig(t, url)
+	c.Health.XIDTable = filepath.Join(t.TempDir(), "xid.yaml")
+	if err := os.WriteFile(c.Health.XIDTable, []byte("version: 1\nrows:\n  - {codes: [79], meaning: x, action: A, condition: odd}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nodeagent.New(c, nodeagent.Options{}); err == nil || !strings.Contains(err.Error(), "xid.yaml") || !strings.Contains(err.Error(), "79") {
+		t.Errorf("New gave %v", err)
+	}
+}

@@ -9,7 +9,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -199,8 +201,22 @@ func listenSocket(ctx context.Context, path string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on socket: %w", err)
 	}
-	if err := os.Chmod(path, socketMode); err != nil {
+	if err := errors.Join(os.Chmod(path, socketMode), shareSocket(path)); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on socket: %w", err), listener.Close())
 	}
 	return listener, nil
+}
+
+// shareSocket gives a socket to the group that carries Hearth's name, where
+// the system has one and the agent may.
+func shareSocket(path string) error {
+	group, err := user.LookupGroup(identity.Name)
+	if err != nil || os.Geteuid() != 0 {
+		return nil //nolint:nilerr // without the group the socket stays the owner's
+	}
+	id, err := strconv.Atoi(group.Gid)
+	if err != nil {
+		return fmt.Errorf("read group %s: %w", identity.Name, err)
+	}
+	return os.Chown(path, -1, id)
 }
