@@ -2,7 +2,9 @@
 
 Prints one JSON object: {"ok": value} or {"error": class, "classes": [...], "message": text}.
 """
+import hashlib
 import json
+import os
 import sys
 
 import huggingface_hub as hub
@@ -30,8 +32,18 @@ def list_files(repo_id, revision=None):
     }
 
 
+def sums(folder):
+    out = {}
+    for base, _, files in os.walk(folder):
+        for name in files:
+            path = os.path.join(base, name)
+            with open(path, "rb") as f:
+                out[os.path.relpath(path, folder)] = hashlib.sha256(f.read()).hexdigest()
+    return out
+
+
 def facts():
-    return {"version": hub.__version__, "endpoint": constants.ENDPOINT, "cache": constants.HF_HUB_CACHE}
+    return {"version": hub.__version__, "endpoint": constants.ENDPOINT, "uid": os.geteuid()}
 
 
 CALLS = {
@@ -39,6 +51,7 @@ CALLS = {
     "hf_hub_download": hub.hf_hub_download,
     "metadata": metadata,
     "list_files": list_files,
+    "sums": sums,
     "facts": facts,
 }
 
