@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -81,6 +82,7 @@ func New(opts Options) (*Tracker, error) {
 	t := &Tracker{opts: opts, facts: make(chan request), readers: map[chan struct{}]struct{}{}}
 	old := stored{Devices: map[device.ID]state{}}
 	if opts.Path != "" {
+		t.sweep()
 		var err error
 		old, err = load(opts.FS, opts.Path)
 		if errors.Is(err, errBad) {
@@ -104,6 +106,18 @@ func New(opts Options) (*Tracker, error) {
 	}
 	t.publish()
 	return t, nil
+}
+
+// sweep removes what an interrupted save left beside the state file.
+func (t *Tracker) sweep() {
+	dir := filepath.Dir(t.opts.Path)
+	// What cannot be listed or removed costs room, never truth.
+	entries, _ := t.opts.FS.ReadDir(dir)
+	for _, e := range entries {
+		if durable.IsTemp(e.Name()) {
+			_ = t.opts.FS.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
 }
 
 func (t *Tracker) quarantine(cause error) (string, error) {
