@@ -21,7 +21,7 @@ type session struct {
 }
 
 func startSession(fsys *durabletest.FS, src *memSource) (*session, error) {
-	store, err := Open(Options{Dir: "/var/weights", FS: fsys})
+	store, err := Open(Options{Dir: "/var/weights", FS: fsys, Boot: fmt.Sprintf("%p", fsys)})
 	if err != nil {
 		return nil, err
 	}

@@ -21,8 +21,12 @@ const (
 	bitsSuffix = ".bits"
 	bitsMagic  = "HRTHBIT1"
 	// bitsHeader is magic, digest, size and segment size as little-endian
-	// uint64, and the CRC-32C of all that.
-	bitsHeader = len(bitsMagic) + 32 + 8 + 8 + 4
+	// uint64, the boot's id, and the CRC-32C of all that.
+	bitsHeader = len(bitsMagic) + 32 + 8 + 8 + bootBytes + 4
+	bootBytes  = 16
+	// sealBatch is how many whole segments are flushed together: that much a
+	// power cut may cost, and a killed process nothing of it.
+	sealBatch = 8
 	// pieceSize is what a stream reads, writes and hashes at a time: it stays
 	// in a core's cache between the three.
 	pieceSize = 256 << 10
@@ -53,12 +57,12 @@ type landing struct {
 	front   signal  // fires when the hasher has something to do
 	written []int64 // contiguous bytes of each segment that readers may have
 	claimed []bool
-	sealed  []bool // the segment's bit is on the drive
-	bitmap  []byte
-	next    int // no segment below it is free
-	active  int // segments being fetched
-	pending []int
+	bitmap  []byte // bits that are on the drive; the sealer's alone while sealing
+	next    int    // no segment below it is free
+	active  int    // segments being fetched
+	pending []int  // whole segments whose bit is not on the drive
 	sealing bool
+	named   bool // the names of part and bitmap are on the drive
 	hashing bool
 	chunker *artifact.Chunker
 	hashed  int64 // equals chunker.Size() while nobody hashes
@@ -119,7 +123,6 @@ func (l *landing) setUp() {
 	n := int((l.size + l.segment - 1) / l.segment)
 	l.written = make([]int64, n)
 	l.claimed = make([]bool, n)
-	l.sealed = make([]bool, n)
 	if l.bitmap == nil {
 		l.bitmap = make([]byte, (n+7)/8)
 	}
@@ -145,60 +148,84 @@ func (l *landing) begin(room *reservation) error {
 	if len(l.written) < 2 {
 		return nil
 	}
-	data := append(l.header(), l.bitmap...)
-	if err := part.Sync(); err != nil {
+	// Neither file need be durable before the first bit is.
+	if l.bits, err = s.fs.OpenFile(s.bitsPath(l.sha), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600); err != nil {
 		return err
 	}
-	if err := durable.WriteFile(s.fs, s.bitsPath(l.sha), data, 0o600); err != nil {
-		return err
-	}
-	l.bits, err = s.fs.OpenFile(s.bitsPath(l.sha), os.O_RDWR, 0)
+	_, err = l.bits.WriteAt(l.encodeBits(), 0)
 	return err
+}
+
+// encodeBits is the whole bitmap file; segments count as written only in the
+// boot that wrote them.
+func (l *landing) encodeBits() []byte {
+	data := append(l.header(), l.bitmap...)
+	for i := range l.written {
+		whole := byte(0)
+		if l.written[i] == l.length(i) {
+			whole = 1
+		}
+		data = append(data, whole)
+	}
+	return data
 }
 
 func (l *landing) header() []byte {
 	data := append([]byte(bitsMagic), l.sha[:]...)
 	data = binary.LittleEndian.AppendUint64(data, uint64(l.size))
 	data = binary.LittleEndian.AppendUint64(data, uint64(l.segment))
+	data = append(data, l.s.boot[:]...)
 	return binary.LittleEndian.AppendUint32(data, crc32.Checksum(data, crcTable))
 }
 
-// decodeBits reads a bitmap file: the segment size it was begun with and which
-// segments are on the drive. Errors wrap artifact.ErrInvalid.
-func decodeBits(data []byte, sha artifact.Digest, size int64) (segment int64, bitmap []byte, err error) {
+// bitsFile is a decoded bitmap file.
+type bitsFile struct {
+	segment int64
+	boot    [bootBytes]byte
+	bitmap  []byte // bit i: segment i is on the drive
+	written []byte // 1: segment i was written by a process of this boot
+}
+
+// decodeBits reads a bitmap file. Errors wrap artifact.ErrInvalid.
+func decodeBits(data []byte, sha artifact.Digest, size int64) (b bitsFile, err error) {
 	if len(data) < bitsHeader || string(data[:len(bitsMagic)]) != bitsMagic {
-		return 0, nil, fmt.Errorf("decode bitmap: %w: no header", artifact.ErrInvalid)
+		return b, fmt.Errorf("decode bitmap: %w: no header", artifact.ErrInvalid)
 	}
 	body := data[:bitsHeader-4]
 	if binary.LittleEndian.Uint32(data[bitsHeader-4:]) != crc32.Checksum(body, crcTable) {
-		return 0, nil, fmt.Errorf("decode bitmap: %w: checksum", artifact.ErrInvalid)
+		return b, fmt.Errorf("decode bitmap: %w: checksum", artifact.ErrInvalid)
 	}
 	if artifact.Digest(data[8:40]) != sha || binary.LittleEndian.Uint64(data[40:]) != uint64(size) {
-		return 0, nil, fmt.Errorf("decode bitmap: %w: of another file", artifact.ErrInvalid)
+		return b, fmt.Errorf("decode bitmap: %w: of another file", artifact.ErrInvalid)
 	}
-	segment = int64(binary.LittleEndian.Uint64(data[48:]))
-	if segment < minSegment || segment > maxSegment {
-		return 0, nil, fmt.Errorf("decode bitmap: %w: segment of %d bytes", artifact.ErrInvalid, segment)
+	b.segment = int64(binary.LittleEndian.Uint64(data[48:]))
+	if b.segment < minSegment || b.segment > maxSegment {
+		return b, fmt.Errorf("decode bitmap: %w: segment of %d bytes", artifact.ErrInvalid, b.segment)
 	}
-	n := (size + segment - 1) / segment
-	bitmap = data[bitsHeader:]
-	if int64(len(bitmap)) != (n+7)/8 {
-		return 0, nil, fmt.Errorf("decode bitmap: %w: %d bytes for %d segments", artifact.ErrInvalid, len(bitmap), n)
+	copy(b.boot[:], data[56:])
+	n := (size + b.segment - 1) / b.segment
+	rest := data[bitsHeader:]
+	if int64(len(rest)) != (n+7)/8+n {
+		return b, fmt.Errorf("decode bitmap: %w: %d bytes for %d segments", artifact.ErrInvalid, len(rest), n)
 	}
-	return segment, bitmap, nil
+	b.bitmap, b.written = rest[:(n+7)/8], rest[(n+7)/8:]
+	return b, nil
 }
 
 // resume opens what an earlier process left; the hasher reads back the
-// segments that the bitmap has.
+// segments that are there. What an earlier boot wrote without a bit may never
+// have reached the drive and is fetched again.
 func (l *landing) resume() error {
 	s := l.s
-	data, err := durable.ReadFile(s.fs, s.bitsPath(l.sha), int64(bitsHeader)+artifact.MaxFileSize/minSegment/8+1)
+	data, err := durable.ReadFile(s.fs, s.bitsPath(l.sha), int64(bitsHeader)+artifact.MaxFileSize/minSegment*2)
 	if err != nil {
 		return err
 	}
-	if l.segment, l.bitmap, err = decodeBits(data, l.sha, l.size); err != nil {
+	b, err := decodeBits(data, l.sha, l.size)
+	if err != nil {
 		return err
 	}
+	l.segment, l.bitmap = b.segment, b.bitmap
 	l.setUp()
 	// A commit that was interrupted may have made it read-only.
 	if err := s.fs.Chmod(s.partPath(l.sha), 0o600); err != nil {
@@ -214,15 +241,24 @@ func (l *landing) resume() error {
 	if info.Size() != l.size {
 		return fmt.Errorf("resume file: %w: %d bytes allocated, want %d", artifact.ErrInvalid, info.Size(), l.size)
 	}
-	if l.bits, err = s.fs.OpenFile(s.bitsPath(l.sha), os.O_RDWR, 0); err != nil {
-		return err
+	sameBoot := b.boot == s.boot && s.boot != [bootBytes]byte{}
+	for i := range l.written {
+		switch {
+		case l.bitmap[i/8]&(1<<(i%8)) != 0:
+		case sameBoot && b.written[i] == 1:
+			l.pending = append(l.pending, i)
+		default:
+			continue
+		}
+		l.claimed[i], l.written[i] = true, l.length(i)
 	}
-	for i := range l.sealed {
-		if l.bitmap[i/8]&(1<<(i%8)) != 0 {
-			l.claimed[i], l.sealed[i], l.written[i] = true, true, l.length(i)
+	if !sameBoot {
+		if err := durable.WriteFile(s.fs, s.bitsPath(l.sha), l.encodeBits(), 0o600); err != nil {
+			return err
 		}
 	}
-	return nil
+	l.bits, err = s.fs.OpenFile(s.bitsPath(l.sha), os.O_RDWR, 0)
+	return err
 }
 
 // length is the number of bytes of segment i.
@@ -317,50 +353,38 @@ func (l *landing) write(i int, p []byte) error {
 	return nil
 }
 
-// seal makes a whole segment durable and then its bit. Streams that seal at
-// the same time share one flush.
-func (l *landing) seal(ctx context.Context, i int) error {
+// seal notes that a segment is whole, where a successor of a killed process
+// finds it, and flushes a batch of them when one is due. Other streams go on
+// meanwhile; the bits they add join the next flush.
+func (l *landing) seal(i int) error {
 	if l.bits == nil {
 		return nil
+	}
+	if _, err := l.bits.WriteAt([]byte{1}, int64(bitsHeader+len(l.bitmap)+i)); err != nil {
+		return fmt.Errorf("write bitmap of file %s: %w", l.sha.Short(), err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pending = append(l.pending, i)
-	for !l.sealed[i] && !l.done && l.err == nil {
-		if l.sealing {
-			wait := l.changed.wait()
-			l.mu.Unlock()
-			select {
-			case <-wait:
-			case <-ctx.Done():
-			}
-			l.mu.Lock()
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			continue
-		}
-		l.sealing = true
-		batch := l.pending
-		l.pending = nil
-		l.mu.Unlock()
-		err := l.flush(batch)
-		l.mu.Lock()
-		l.sealing = false
-		if err == nil {
-			for _, b := range batch {
-				l.sealed[b] = true
-			}
-		} else if l.err == nil {
-			l.err = err
-		}
-		l.changed.fire()
-		l.front.fire()
+	if l.sealing || len(l.pending) < sealBatch || l.done || l.err != nil {
+		return nil
 	}
-	return l.err
+	l.sealing = true
+	batch := l.pending
+	l.pending = nil
+	l.mu.Unlock()
+	err := l.flush(batch)
+	l.mu.Lock()
+	l.sealing = false
+	if err != nil && l.err == nil {
+		l.err = err
+	}
+	l.changed.fire()
+	l.front.fire()
+	return err
 }
 
-// flush is run by one sealer at a time, which alone touches the bitmap.
+// flush makes whole segments durable and then their bits.
 func (l *landing) flush(batch []int) error {
 	if err := l.part.Datasync(); err != nil {
 		return fmt.Errorf("sync file %s: %w", l.sha.Short(), err)
@@ -374,7 +398,23 @@ func (l *landing) flush(batch []int) error {
 	if err := l.bits.Datasync(); err != nil {
 		return fmt.Errorf("sync bitmap of file %s: %w", l.sha.Short(), err)
 	}
+	if l.named {
+		return nil
+	}
+	if err := l.s.fs.SyncDir(l.s.path(landingDir)); err != nil {
+		return fmt.Errorf("sync bitmap of file %s: %w", l.sha.Short(), err)
+	}
+	l.named = true
 	return nil
+}
+
+// pause makes what is whole durable and closes the files for a resume.
+func (l *landing) pause() error {
+	var err error
+	if len(l.pending) > 0 && l.failure() == nil {
+		err = l.flush(l.pending)
+	}
+	return errors.Join(err, l.close())
 }
 
 // present is the number of bytes written.
@@ -485,7 +525,8 @@ func (l *landing) finish() error {
 		if err := s.fs.Rename(s.partPath(l.sha), blob); err != nil {
 			return err
 		}
-		return errors.Join(s.fs.SyncDir(filepath.Dir(blob)), s.fs.SyncDir(s.path(landingDir)))
+		// Should the old name come back after a crash, the next open removes it.
+		return s.fs.SyncDir(filepath.Dir(blob))
 	}()
 	if err != nil {
 		err = fmt.Errorf("commit file %s: %w", l.sha.Short(), err)

@@ -466,7 +466,7 @@ func (w *worker) do(ctx context.Context, j *job) error {
 	}
 	err := w.fetch(ctx, j.landing, j.segment, f)
 	if err == nil {
-		err = j.landing.seal(ctx, j.segment)
+		err = j.landing.seal(j.segment)
 	}
 	j.landing.giveBack(j.segment)
 	if err != nil && j.landing.failure() != nil && ctx.Err() == nil {
@@ -505,7 +505,7 @@ func (p *Puller) runFile(ctx context.Context, ff *fileFlight, l *landing) {
 		if errors.Is(err, ErrMismatch) || l.bits == nil {
 			err = errors.Join(err, l.discard())
 		} else {
-			err = errors.Join(err, l.close())
+			err = errors.Join(err, l.pause())
 		}
 		if cancelled {
 			err = context.Cause(ctx)

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/durable/durabletest"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 	"github.com/hearth-dev/hearth/weightcache/source"
@@ -106,6 +107,44 @@ func TestEnsureFetchesOnlyWhatTheBitmapLacks(t *testing.T) {
 		t.Errorf("the resumed pull fetched %d bytes, want %d", got, want)
 	}
 	checkFlat(t, r, m)
+}
+
+func TestKilledProcessLosesNoWholeSegmentAndAPowerCutOnlyUnsyncedOnes(t *testing.T) {
+	t.Parallel()
+	src := newMemSource(model(1, 10*testSegment))
+	ctx, cancel := context.WithCancel(t.Context())
+	reached := make(chan struct{})
+	src.fault = func(f artifact.File, off, _ int64, body []byte) (io.Reader, error) {
+		if f.Path == shard1 && off == 5*testSegment {
+			close(reached)
+			return &closableReader{closed: make(chan struct{})}, nil
+		}
+		return bytes.NewReader(body), nil
+	}
+	r := newRig(t, src, func(_ *Options, p *PullerOptions) { p.Streams = 1 })
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.puller.Ensure(ctx, testRef, EnsureOptions{})
+		done <- err
+	}()
+	<-reached
+	// What the drive and the page cache hold now is what a killed process leaves.
+	for name, want := range map[string]int64{"": 5 * testSegment, "another boot": 0} {
+		left := &rig{fs: durable.OS, dir: t.TempDir(), src: newMemSource(src.files)}
+		if err := os.CopyFS(left.dir+"/weights", os.DirFS(r.dir+"/weights")); err != nil {
+			t.Fatal(err)
+		}
+		left.open(t, func(o *Options, _ *PullerOptions) { o.Boot = name })
+		m := left.ensure(t)
+		if got := int64(len(src.files[shard1])) - left.src.servedOf(shard1); got != want {
+			t.Errorf("boot %q: %d bytes were not fetched again, want %d", name, got, want)
+		}
+		checkFlat(t, left, m)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Ensure: %v", err)
+	}
 }
 
 func TestBrokenBodiesAreResumedAtTheLastByte(t *testing.T) {

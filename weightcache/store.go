@@ -8,6 +8,7 @@
 package weightcache
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -39,8 +40,11 @@ type Options struct {
 	Budget units.Bytes
 	// KeepFree is what a pull leaves free on the drive.
 	KeepFree units.Bytes
-	Log      *slog.Logger
-	Now      func() time.Time
+	// Boot is an id of the kernel's current run: what was written in the same
+	// run is readable though it was never synced. Empty means the kernel's own.
+	Boot string
+	Log  *slog.Logger
+	Now  func() time.Time
 }
 
 // FormatVersion is the version of the store's layout. This code reads it and
@@ -71,6 +75,7 @@ type Store struct {
 	log      *slog.Logger
 	now      func() time.Time
 	lock     io.Closer
+	boot     [bootBytes]byte // zero: unknown, trust nothing unsynced
 
 	mu        sync.Mutex
 	refs      map[artifact.Ref]*artifact.Manifest
@@ -140,6 +145,7 @@ func Open(opts Options) (*Store, error) {
 	if s.now == nil {
 		s.now = time.Now
 	}
+	s.boot = bootID(opts.Boot)
 	if err := s.open(); err != nil {
 		if s.lock != nil {
 			_ = s.lock.Close()
@@ -186,6 +192,20 @@ func (s *Store) open() error {
 		return err
 	}
 	return s.loadViews()
+}
+
+// bootID folds the id of the kernel's run into the bytes a bitmap keeps.
+func bootID(id string) (boot [bootBytes]byte) {
+	if id == "" {
+		data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		if err != nil {
+			return boot
+		}
+		id = string(data)
+	}
+	sum := sha256.Sum256([]byte(id))
+	copy(boot[:], sum[:])
+	return boot
 }
 
 // checkFormat reads the version, or writes it into a directory that holds

@@ -400,13 +400,14 @@ func TestStateFollowsFromFacts(t *testing.T) {
 
 func FuzzDecodeBits(f *testing.F) {
 	sha := artifact.Digest{1}
-	l := &landing{sha: sha, size: 5 * testSegment, segment: testSegment}
-	f.Add(append(l.header(), 0b10101))
+	l := &landing{s: &Store{}, sha: sha, size: 5 * testSegment, segment: testSegment}
+	l.setUp()
+	f.Add(l.encodeBits())
 	f.Add([]byte("HRTHBIT1"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		segment, bitmap, err := decodeBits(data, sha, l.size)
-		if err == nil && int64(len(bitmap)) != ((l.size+segment-1)/segment+7)/8 {
-			t.Errorf("bitmap of %d bytes for segments of %d", len(bitmap), segment)
+		b, err := decodeBits(data, sha, l.size)
+		if err == nil && int64(len(b.written)) != (l.size+b.segment-1)/b.segment {
+			t.Errorf("%d segments of %d bytes", len(b.written), b.segment)
 		}
 	})
 }
