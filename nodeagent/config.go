@@ -14,6 +14,7 @@ import (
 	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
+	"github.com/hearth-dev/hearth/nodeagent/report"
 	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -230,6 +231,8 @@ func (c Config) validateEndpoints(v *problems, devices map[string]bool) {
 		v.check(endpoints.CheckURL(e.URL) == nil, field+".url", "is %q, want http://host:port", e.URL)
 		v.check(slices.Contains(endpoints.Engines, e.Engine), field+".engine", "is %q, want one of %s", e.Engine, strings.Join(endpoints.Engines, ", "))
 		v.check(e.Pool != "", field+".pool", "is empty, want the router's name of the pool")
+		v.check(len(e.Devices) <= report.MaxRepeated, field+".devices", "has %d entries, want at most %d", len(e.Devices), report.MaxRepeated)
+		v.check(len(e.Models) <= report.MaxRepeated && !slices.Contains(e.Models, ""), field+".models", "wants at most %d names, none empty", report.MaxRepeated)
 		for _, id := range e.Devices {
 			v.check(devices[id], field+".devices", "names %q, which is not under devices", id)
 		}

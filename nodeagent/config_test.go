@@ -93,6 +93,9 @@ func TestValidateNamesTheFieldAndWhatWouldBeRight(t *testing.T) {
 		"an unknown device": {func(c *nodeagent.Config) {
 			c.Endpoints = []nodeagent.Endpoint{{Name: "e", URL: "http://h:1", Engine: "sim", Pool: "p", Devices: []string{"gpu-9"}}}
 		}, "endpoints[0].devices"},
+		"an empty served name": {func(c *nodeagent.Config) {
+			c.Endpoints = []nodeagent.Endpoint{{Name: "e", URL: "http://h:1", Engine: "sim", Pool: "p", Models: []string{""}}}
+		}, "endpoints[0].models"},
 		"a relative state dir": {func(c *nodeagent.Config) { c.Health.StateDir = "h" }, "health.stateDir"},
 	} {
 		t.Run(name, func(t *testing.T) {
