@@ -29,8 +29,10 @@ type answer struct {
 	// reads; only at a body's very end may the transport's own goroutine, which
 	// reads on, come upon the same hook, hence the lock.
 	mu      sync.Mutex
-	reading bool // the handler is in Read and not using w; guarded by mu
-	pending bool // w holds bytes the client has not got; guarded by mu
+	reading bool   // the handler is in Read and not using w; guarded by mu
+	pending bool   // w holds bytes the client has not got; guarded by mu
+	out     []byte // bytes for w, gathered until a read waits; guarded by mu
+	lost    bool   // a write to w failed; guarded by mu
 
 	scan sseScanner
 }
@@ -78,6 +80,7 @@ func (a *answer) beforeWait() {
 }
 
 func (a *answer) flushLocked() {
+	a.drainLocked()
 	if !a.pending {
 		return
 	}
@@ -111,11 +114,14 @@ func (a *answer) copy(length int64) {
 	for {
 		n, err := a.read(buf)
 		if n > 0 {
+			a.mu.Lock()
+			a.pending = true
+			a.mu.Unlock()
 			total += n
 			if metered {
 				look.feed(buf[:n])
 			}
-			if !a.write(nil, buf[:n]) {
+			if _, werr := a.w.Write(buf[:n]); werr != nil {
 				a.end(outcomeClientGone, FailureClientGone, look.usage, ttft, total/4)
 				return
 			}
@@ -180,7 +186,7 @@ func (a *answer) stream() {
 		}
 		a.broken(err, a.scan.usage, ttft, a.scan.content)
 	}
-	if !a.write(a.scan.finish(), nil) {
+	if !a.write(a.scan.finish(), nil) || !a.drain() {
 		a.end(outcomeClientGone, FailureClientGone, a.scan.usage, ttft, a.scan.content)
 		return
 	}
@@ -189,25 +195,49 @@ func (a *answer) stream() {
 	a.end(outcome, failure, a.scan.usage, ttft, a.scan.content)
 }
 
-// write hands both pieces to w; false if the client is gone.
+// gatherBytes is how much is gathered before it is written all the same.
+const gatherBytes = 16 << 10
+
+// write takes both pieces for w; false if the client is gone. They leave when
+// a read waits, when the answer ends, or with gatherBytes.
 func (a *answer) write(head, body []byte) bool {
-	if len(head) == 0 && len(body) == 0 {
-		return true
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.pending = true
-	if len(head) > 0 {
-		if _, err := a.w.Write(head); err != nil {
-			return false
+	if n := len(head) + len(body); n > 0 {
+		a.pending = true
+		if a.out == nil {
+			// A full read of the transport's 4 KiB mostly has more behind it.
+			size := 4 << 10
+			if n > size/2 {
+				size = 32 << 10
+			}
+			a.out = getBuffer(size)
+		}
+		a.out = append(append(a.out, head...), body...)
+		if len(a.out) >= gatherBytes {
+			a.drainLocked()
 		}
 	}
-	if len(body) > 0 {
-		if _, err := a.w.Write(body); err != nil {
-			return false
-		}
+	return !a.lost
+}
+
+// drain writes what is gathered, at the end of an answer.
+func (a *answer) drain() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.drainLocked()
+	return !a.lost
+}
+
+func (a *answer) drainLocked() {
+	if len(a.out) == 0 {
+		return
 	}
-	return true
+	if _, err := a.w.Write(a.out); err != nil {
+		a.lost = true
+	}
+	putBuffer(a.out)
+	a.out = nil
 }
 
 // broken ends an answer whose engine was lost: an error event for a stream,
