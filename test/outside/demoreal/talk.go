@@ -54,8 +54,8 @@ func talks() []*talk {
 	}
 }
 
-// startRouter starts the router over both engines and waits until it may send
-// requests to either.
+// startRouter starts the router over both engines and waits until it has heard
+// of the load of each.
 func (d *demo) startRouter(ctx context.Context) (map[string]any, error) {
 	var err error
 	d.router, err = d.rig.StartRouter(ctx, rig.RouterOptions{
@@ -79,7 +79,19 @@ func (d *demo) startRouter(ctx context.Context) (map[string]any, error) {
 			return false, err
 		}
 		target := models[0].Targets[0]
-		return target.Ready && target.Endpoints == 2, fmt.Errorf("target is %+v", target)
+		if !target.Ready || target.Endpoints != 2 {
+			return false, fmt.Errorf("the target is %+v", target)
+		}
+		list, err := client.Endpoints(ctx)
+		if err != nil {
+			return false, err
+		}
+		for _, e := range list {
+			if !e.Reachable || e.LoadAgeSeconds < 0 {
+				return false, fmt.Errorf("no load of %s yet: %+v", e.ID, e)
+			}
+		}
+		return len(list) == 2, nil
 	}, d.router.Process, d.node.Process)
 	if err != nil {
 		return nil, err

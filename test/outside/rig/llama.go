@@ -52,7 +52,8 @@ type LlamaOptions struct {
 	Pod    *Pod // where it runs; nil is this machine
 }
 
-// StartLlama starts llama-server with room for two conversations of 2,048
+// StartLlama starts llama-server on one thread (two that share a busy core
+// wait for each other) with room for two conversations of 2,048
 // tokens and waits until it has generated one token. Where the processor lacks
 // what the build needs, the error says so.
 func (r *Rig) StartLlama(ctx context.Context, opts LlamaOptions) (*Llama, error) {
@@ -66,7 +67,7 @@ func (r *Rig) StartLlama(ctx context.Context, opts LlamaOptions) (*Llama, error)
 	_, port, _ := strings.Cut(addr, ":")
 	args := append(opts.Source[:len(opts.Source):len(opts.Source)],
 		"--alias", LlamaAlias, "--host", "127.0.0.1", "--port", port, "--device", "none", "--no-webui",
-		"--metrics", "--slots", "-t", "2", "-np", "2", "-c", "4096")
+		"--metrics", "--slots", "-t", "1", "-np", "2", "-c", "4096")
 	c := Command{Name: opts.Name, Path: r.Deps.LlamaServer, Args: args, Env: opts.Env}
 	if opts.Pod != nil {
 		var err error
