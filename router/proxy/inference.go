@@ -5,8 +5,10 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
+	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/hearth-dev/hearth/router/pick"
 )
@@ -65,8 +67,9 @@ func (p *Proxy) inference(w http.ResponseWriter, r *http.Request, rt route) {
 	pl, _ := plans.Get().(*plan)
 	c.plan = pl
 	defer p.drop(c)
-	if refusal := p.prepare(r, c); refusal != nil {
-		if gone(r.Context()) {
+	if refusal := p.prepare(w, r, c); refusal != nil {
+		// The server takes a read past its deadline for a client that left.
+		if gone(r.Context()) && refusal.Status != http.StatusRequestTimeout {
 			p.abandoned(c)
 			return
 		}
@@ -77,9 +80,9 @@ func (p *Proxy) inference(w http.ResponseWriter, r *http.Request, rt route) {
 }
 
 // prepare reads and scans the body and fills the pick request.
-func (p *Proxy) prepare(r *http.Request, c *call) *Refusal {
+func (p *Proxy) prepare(w http.ResponseWriter, r *http.Request, c *call) *Refusal {
 	pl := c.plan
-	if refusal := p.takeBody(r, c); refusal != nil {
+	if refusal := p.takeBody(w, r, c); refusal != nil {
 		return refusal
 	}
 	pl.req.ID, pl.req.Tie = c.ID, rand.Uint64()
@@ -117,7 +120,7 @@ func (p *Proxy) prepare(r *http.Request, c *call) *Refusal {
 }
 
 // takeBody buffers the request body within the caps.
-func (p *Proxy) takeBody(r *http.Request, c *call) *Refusal {
+func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refusal {
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil
 	}
@@ -140,8 +143,15 @@ func (p *Proxy) takeBody(r *http.Request, c *call) *Refusal {
 	if weight <= int64(p.options.MaxBodyBytes) {
 		c.plan.weight = weight
 	}
+	// A body that trickles may not hold its buffer for ever. Answers have no such bound.
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(p.options.BodyTimeout))
 	b, err := readBody(r.Body, r.ContentLength, p.options.MaxBodyBytes)
+	_ = control.SetReadDeadline(time.Time{})
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &Refusal{Status: http.StatusRequestTimeout, Message: "The request body did not arrive in time.",
+			Type: "invalid_request_error", Code: "request_timeout", Reason: "body-timeout", RetryAfter: 1}
 	case errors.Is(err, errBodyTooLarge):
 		return invalid(http.StatusRequestEntityTooLarge, "request_too_large", "body-too-large",
 			"The request body is longer than this router's limit.")
@@ -188,7 +198,7 @@ func (p *Proxy) storedResponse(w http.ResponseWriter, r *http.Request) {
 		p.refuse(w, r, c.Exchange, unknownResponse(id, ""))
 		return
 	}
-	if refusal := p.takeBody(r, c); refusal != nil {
+	if refusal := p.takeBody(w, r, c); refusal != nil {
 		p.refuse(w, r, c.Exchange, refusal)
 		return
 	}

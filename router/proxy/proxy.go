@@ -18,6 +18,7 @@ import (
 const (
 	DefaultMaxBodyBytes     = 32 << 20
 	DefaultMaxBufferedBytes = 1 << 30
+	DefaultBodyTimeout      = time.Minute
 )
 
 // Options configure a Proxy. Balancer is required.
@@ -29,6 +30,8 @@ type Options struct {
 	// MaxBufferedBytes bounds all request bodies held at one time; a request
 	// past it gets 503 with Retry-After. 0 = DefaultMaxBufferedBytes.
 	MaxBufferedBytes int64
+	// BodyTimeout bounds the time a request body takes to arrive, 0 = DefaultBodyTimeout.
+	BodyTimeout time.Duration
 	// Consumer names who a request is charged to; nil means "anonymous".
 	Consumer func(*http.Request) string
 	// ConsumerHeader is never forwarded to an engine.
@@ -62,6 +65,9 @@ func New(o Options) *Proxy {
 	}
 	if o.MaxBufferedBytes <= 0 {
 		o.MaxBufferedBytes = DefaultMaxBufferedBytes
+	}
+	if o.BodyTimeout <= 0 {
+		o.BodyTimeout = DefaultBodyTimeout
 	}
 	if o.Consumer == nil {
 		o.Consumer = func(*http.Request) string { return "anonymous" }
@@ -162,7 +168,7 @@ func (p *Proxy) begin(w http.ResponseWriter, r *http.Request, path string) *Exch
 
 // refuse answers with the router's own error and ends the exchange.
 func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, x *Exchange, e *Refusal) {
-	if r.ProtoMajor == 1 && e.Status == http.StatusRequestEntityTooLarge {
+	if r.ProtoMajor == 1 && (e.Status == http.StatusRequestEntityTooLarge || e.Status == http.StatusRequestTimeout) {
 		w.Header()["Connection"] = []string{"close"} // the rest of the body is not read
 	}
 	WriteRefusal(w, e)

@@ -96,6 +96,19 @@ func TestAChunkedBodyPastTheCapGets413(t *testing.T) {
 	wantError(t, resp, got, 413, "request_too_large")
 }
 
+func TestABodyThatTricklesIsGivenUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{BodyTimeout: 50 * time.Millisecond}, echo)
+	body, never := io.Pipe()
+	t.Cleanup(func() { _ = never.Close() })
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.url+"/v1/chat/completions", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, got := do(t, req)
+	wantError(t, resp, got, 408, "request_timeout")
+}
+
 func TestHeadersOfOneConnectionAndForgedOnesStayBehind(t *testing.T) {
 	t.Parallel()
 	seen := make(chan http.Header, 1)
