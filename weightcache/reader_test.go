@@ -211,3 +211,27 @@ func TestReaderOfAFailingPullGetsItsError(t *testing.T) {
 		t.Errorf("Open of an unlisted file: %v, want ErrUnknown", err)
 	}
 }
+
+func TestManifestOfARemovedRefBringsNoBytesBack(t *testing.T) {
+	t.Parallel()
+	src := newMemSource(model(1, 2*testSegment))
+	r := newRig(t, src)
+	m := r.ensure(t)
+	if err := r.puller.Remove(t.Context(), testRef); err != nil {
+		t.Fatal(err)
+	}
+	before := src.servedBytes()
+	rd, err := r.puller.Open(t.Context(), m, shard1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rd.ReadAt(t.Context(), make([]byte, 1), 0); !errors.Is(err, ErrUnknown) {
+		t.Errorf("ReadAt: %v, want ErrUnknown", err)
+	}
+	if err := rd.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := src.servedBytes(); got != before {
+		t.Errorf("%d bytes were fetched for a ref that was removed", got-before)
+	}
+}

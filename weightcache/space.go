@@ -198,11 +198,16 @@ func (s *Store) planLocked(need int64) ([]artifact.Digest, bool) {
 }
 
 // hold marks an artifact as being pulled, which forbids eviction; it waits for
-// an eviction under way.
+// an eviction under way. One that was removed meanwhile gives ErrUnknown: its
+// bytes would belong to no record.
 func (s *Store) hold(ctx context.Context, m *artifact.Manifest) (end func(), err error) {
 	for {
 		s.mu.Lock()
-		r := s.addRecordLocked(m)
+		r := s.artifacts[m.Digest]
+		if r == nil {
+			s.mu.Unlock()
+			return nil, fmt.Errorf("hold artifact %s: %w", m.Digest.Short(), ErrUnknown)
+		}
 		if !r.evicting {
 			r.busy++
 			s.mu.Unlock()
