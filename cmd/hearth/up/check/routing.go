@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -80,7 +82,7 @@ func answerFor(d time.Duration) int {
 // finish.
 func (s *scenario) xid(ctx context.Context, figures map[string]any) error {
 	const limit = 10 * time.Second
-	conversation := []message{{"system", dialogues()[0][0]}, {"user", "Tell me a long story."}}
+	conversation := []message{{"system", strings.Join(dialogues()[0], "")}, {"user", "Tell me a long story."}}
 	first := make(chan struct{})
 	var begun sync.Once
 	var tokens atomic.Int64
@@ -110,44 +112,49 @@ func (s *scenario) xid(ctx context.Context, figures map[string]any) error {
 	if err != nil {
 		return err
 	}
-	before, err := sick.Counters(ctx)
-	if err != nil {
-		return err
+	// Each probe continues the conversation that is warm on this engine.
+	probe := func() (bool, error) { return s.probe(ctx, sick, conversation) }
+	attracted := 0
+	for range 3 {
+		landed, err := probe()
+		if err != nil {
+			return err
+		}
+		if landed {
+			attracted++
+		}
+	}
+	if attracted == 0 {
+		return fmt.Errorf("no request went to %s although its prefix is warm there: the step would show nothing", sick.Name)
 	}
 	if err := s.f.NodeOf(sick).InjectXID(ctx, sick.Device, 79); err != nil {
 		return err
 	}
 	injected := time.Now()
 	atInject := tokens.Load()
-	// Each probe continues the conversation that is warm on the sick engine.
 	var last time.Duration
 	landed, elsewhere := 0, 0
-	for probe := 0; elsewhere < 10; probe++ {
+	for elsewhere < 10 {
 		sent := time.Since(injected)
 		if sent > limit {
 			return fmt.Errorf("requests still go to %s %v after its device was injected XID 79", sick.Name, limit)
 		}
-		if _, err := s.client.chat(ctx, chatRequest{
-			Model: served, Messages: append(conversation[:2:2], message{"user", fmt.Sprintf("Probe %d.", probe)}), MaxTokens: 1,
-		}, nil); err != nil {
-			return fmt.Errorf("send probe: %w", err)
-		}
-		now, err := sick.Counters(ctx)
+		there, err := probe()
 		if err != nil {
 			return err
 		}
-		if now.PrefixQueries > before.PrefixQueries {
+		if there {
 			landed, elsewhere, last = landed+1, 0, sent
 		} else {
 			elsewhere++
 		}
-		before = now
 	}
 	afterProbes := tokens.Load()
 	end := <-finished
 	if end.err != nil {
 		return fmt.Errorf("finish the stream that was in flight: %w", end.err)
 	}
+	figures["requestsBeforeInjection"] = attracted
 	figures["requestsAfterInjection"], figures["secondsUntilStopped"] = landed, round(last.Seconds())
 	figures["streamTokensAtInjection"], figures["streamTokensAfterProbes"], figures["streamTokens"] = atInject, afterProbes, end.answer.Tokens
 	figures["must"] = "secondsUntilStopped <= 1"
@@ -158,6 +165,22 @@ func (s *scenario) xid(ctx context.Context, figures map[string]any) error {
 		return err
 	}
 	return s.awaitAll(ctx)
+}
+
+// probe sends a short request that shares its prefix with a conversation, and
+// reports whether it went to the engine.
+func (s *scenario) probe(ctx context.Context, e *fabric.Engine, conversation []message) (bool, error) {
+	before, err := e.Counters(ctx)
+	if err != nil {
+		return false, err
+	}
+	if _, err := s.client.chat(ctx, chatRequest{
+		Model: served, Messages: append(slices.Clip(conversation), message{"user", "And briefly?"}), MaxTokens: 1,
+	}, nil); err != nil {
+		return false, fmt.Errorf("send probe: %w", err)
+	}
+	after, err := e.Counters(ctx)
+	return after.PrefixQueries > before.PrefixQueries, err
 }
 
 // busy finds the engine that runs a request.

@@ -209,6 +209,9 @@ func (s *scenario) flippedByte(ctx context.Context, figures map[string]any) erro
 	if len(bad) != 1 || !strings.HasSuffix(bad[0], filepath.Base(shard)) {
 		return fmt.Errorf("verify found %q damaged, want %s alone", bad, filepath.Base(shard))
 	}
+	if now, err := os.Stat(shard); err == nil && os.SameFile(info, now) {
+		return errors.New("the damaged file is still where engines read")
+	}
 	a, err := node.Artifact(ctx, ref)
 	if err != nil {
 		return err
