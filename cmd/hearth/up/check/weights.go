@@ -141,7 +141,7 @@ func (s *scenario) agentKilled(ctx context.Context, figures map[string]any) erro
 	})
 	node.Kill()
 	stop()
-	_ = <-pulled // it broke off with the agent
+	interrupted := <-pulled
 	origin.SetRate(0)
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func (s *scenario) agentKilled(ctx context.Context, figures map[string]any) erro
 	allowed := int64(streams) * int64(segmentSize)
 	figures["artifactBytes"], figures["bytesAtKill"], figures["originBytes"] = a.Size, atKill, total
 	figures["fetchedAgain"], figures["allowed"] = again, allowed
-	if atKill >= a.Size {
+	if interrupted == nil || atKill >= a.Size {
 		return errors.New("the pull was over before the agent was killed")
 	}
 	if again > allowed {
