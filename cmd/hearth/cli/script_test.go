@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -12,8 +13,15 @@ import (
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 )
 
-// TestMain lets the test binary stand in for hearth in the scripts.
+// TestMain lets the test binary stand in for hearth in the scripts, and keeps a
+// 'hearth up' that runs on this machine out of the tests.
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) != "hearth" {
+		for _, name := range []string{envAgent, envRouter} {
+			_ = os.Unsetenv(name)
+		}
+		_ = os.Setenv("XDG_RUNTIME_DIR", "/nonexistent")
+	}
 	testscript.Main(m, map[string]func(){
 		"hearth": func() { os.Exit(int(Main(os.Args[1:], terminal.Std()))) },
 	})
