@@ -215,7 +215,11 @@ func (p *Process) Tail(n int) []string {
 	if err != nil {
 		return nil
 	}
-	lines := strings.Split(string(bytes.TrimSpace(text)), "\n")
+	text = bytes.TrimSpace(text)
+	if len(text) == 0 {
+		return nil
+	}
+	lines := strings.Split(string(text), "\n")
 	return lines[max(0, len(lines)-n):]
 }
 
