@@ -55,7 +55,7 @@ func newRig(t *testing.T) (*rig.Rig, context.Context) {
 	if built.err != nil {
 		t.Fatal(built.err)
 	}
-	dir, err := os.MkdirTemp("", "hearth-outside-")
+	dir, err := os.MkdirTemp("", "hearth-outside-") //nolint:usetesting // kept where the test fails, short enough for a socket's path
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,8 +107,9 @@ func (a *answer) add(data string, after time.Duration) (string, error) {
 		a.prompt, a.cached, a.completion = c.Usage.Prompt, c.Usage.Details.Cached, c.Usage.Completion
 	}
 	var text string
-	for _, choice := range c.Choices {
-		text += choice.Delta.Content
+	if len(c.Choices) > 0 { // the engines are asked for one choice
+		choice := c.Choices[0]
+		text = choice.Delta.Content
 		if choice.FinishReason != "" {
 			a.finish = choice.FinishReason
 		}

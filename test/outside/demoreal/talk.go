@@ -97,7 +97,7 @@ func (d *demo) startRouter(ctx context.Context) (map[string]any, error) {
 		return nil, err
 	}
 	say("the router answers at %s", d.router.URL)
-	return nil, nil
+	return map[string]any{"endpoints": 2}, nil
 }
 
 // firstTurns begins both conversations at once, so that load spreads them.

@@ -23,8 +23,7 @@ func FindDeps(ctx context.Context, root string) (*Deps, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(root, "scripts", "outside-deps"), "--print")
 	out, err := cmd.Output()
 	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 			return nil, errors.New(strings.TrimSpace(string(exit.Stderr)))
 		}
 		return nil, fmt.Errorf("find the outside programs: %w", err)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -65,7 +66,7 @@ func (r *Rig) StartLlama(ctx context.Context, opts LlamaOptions) (*Llama, error)
 		}
 	}
 	_, port, _ := strings.Cut(addr, ":")
-	args := append(opts.Source[:len(opts.Source):len(opts.Source)],
+	args := append(slices.Clip(opts.Source),
 		"--alias", LlamaAlias, "--host", "127.0.0.1", "--port", port, "--device", "none", "--no-webui",
 		"--metrics", "--slots", "-t", "1", "-np", "2", "-c", "4096")
 	c := Command{Name: opts.Name, Path: r.Deps.LlamaServer, Args: args, Env: opts.Env}

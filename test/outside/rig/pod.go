@@ -81,13 +81,14 @@ func (p *Pod) command(name, path string, args, env []string) Command {
 		return c
 	}
 	// The shell replaces itself, so that the program is what is ended.
-	script := "set -e\n"
+	var script strings.Builder
+	script.WriteString("set -e\n")
 	for _, m := range p.mounts {
 		from, to := quote(m[0]), quote(m[1])
-		script += "mount --bind " + from + " " + to + "\nmount -o remount,bind,ro " + to + "\n"
+		fmt.Fprintf(&script, "mount --bind %s %s\nmount -o remount,bind,ro %s\n", from, to, to)
 	}
-	script += fmt.Sprintf("exec setpriv --reuid %d --regid %d --clear-groups -- \"$0\" \"$@\"\n", podUID, podUID)
-	c.Args = append([]string{"--mount", "--propagation", "private", "--", "/bin/sh", "-c", script, path}, args...)
+	fmt.Fprintf(&script, "exec setpriv --reuid %d --regid %d --clear-groups -- \"$0\" \"$@\"\n", podUID, podUID)
+	c.Args = append([]string{"--mount", "--propagation", "private", "--", "/bin/sh", "-c", script.String(), path}, args...)
 	c.Path, c.Dir = unshare(), "/"
 	return c
 }

@@ -147,6 +147,15 @@ func (p *Process) LogTail() string {
 	return strings.TrimSpace(string(text))
 }
 
+// lastWords says how an ended process ended and what it printed last.
+func (p *Process) lastWords() error {
+	err := p.err
+	if err == nil {
+		err = errors.New("exit status 0")
+	}
+	return fmt.Errorf("%w: %s", err, p.LogTail())
+}
+
 // Until calls ready, at once and then every 50 ms, until it says true, the
 // context ends, or one of the processes on which that depends has ended.
 func Until(ctx context.Context, what string, ready func(context.Context) (bool, error), on ...*Process) error {
@@ -164,17 +173,17 @@ func Until(ctx context.Context, what string, ready func(context.Context) (bool, 
 		for _, p := range on {
 			select {
 			case <-p.done:
-				return fmt.Errorf("wait for %s: %s ended (%v): %s", what, p.Name, p.err, p.LogTail())
+				return fmt.Errorf("wait for %s: %s ended: %w", what, p.Name, p.lastWords())
 			default:
 			}
 		}
 		select {
 		case <-ctx.Done():
-			tails := ""
+			causes := []error{ctx.Err(), last}
 			for _, p := range on {
-				tails += "\n" + p.Name + ": " + p.LogTail()
+				causes = append(causes, fmt.Errorf("%s said: %s", p.Name, p.LogTail()))
 			}
-			return fmt.Errorf("wait for %s: %w%s", what, errors.Join(ctx.Err(), last), tails)
+			return fmt.Errorf("wait for %s: %w", what, errors.Join(causes...))
 		case <-tick.C:
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -50,8 +51,8 @@ func (r *Rig) Close() {
 	ends := r.ends
 	r.ends = nil
 	r.mu.Unlock()
-	for i := len(ends) - 1; i >= 0; i-- {
-		ends[i]()
+	for _, end := range slices.Backward(ends) {
+		end()
 	}
 }
 
