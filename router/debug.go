@@ -3,6 +3,7 @@ package router
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/pprof"
 
@@ -88,9 +89,7 @@ func (r *Router) Status() admin.Status {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for name, address := range r.listeners {
-		s.Listeners[name] = address
-	}
+	maps.Copy(s.Listeners, r.listeners)
 	s.Config = admin.Config{File: r.options.ConfigFile, LoadedAt: r.loadedAt, Error: r.loadError}
 	if r.loadError != "" {
 		s.Problems = append(s.Problems, "the configuration file was not taken: "+r.loadError)

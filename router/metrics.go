@@ -46,12 +46,16 @@ func newMetrics(r *Router) *metrics {
 	}
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
-		added: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Name: "added_latency_seconds",
+		added: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: namespace, Name: "added_latency_seconds",
 			Help:    "Time from a request's headers to its being sent to an engine: body, scan, keys, choice.",
-			Buckets: []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .05, .1, 1}}),
-		ttft: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Name: "ttft_seconds",
+			Buckets: []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .05, .1, 1},
+		}),
+		ttft: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: namespace, Name: "ttft_seconds",
 			Help:    "Time from sending a request to the first content.",
-			Buckets: []float64{.01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30}}),
+			Buckets: []float64{.01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30},
+		}),
 		requests: counter("requests_total", "Requests by route, outcome and status code.", "path", "outcome", "code"),
 		refused:  counter("refused_total", "Requests the router answered with an error of its own.", "reason"),
 		tokens: counter("tokens_total", "Tokens by logical model: prompt, cached, completion as metered; estimated of these; "+
@@ -73,7 +77,7 @@ func (m *metrics) observe(x *proxy.Exchange) {
 	if !ok {
 		series, _ = m.series.LoadOrStore(key, m.requests.WithLabelValues(x.Path, x.Outcome, strconv.Itoa(x.Status)))
 	}
-	series.(prometheus.Counter).Inc() //nolint:errcheck // the map holds nothing else
+	series.(prometheus.Counter).Inc()
 	if x.Retries > 0 {
 		m.retries.Inc()
 	}
@@ -102,11 +106,11 @@ func (m *metrics) observe(x *proxy.Exchange) {
 
 func (m *metrics) model(name string) *modelSeries {
 	if t, ok := m.models.Load(name); ok {
-		return t.(*modelSeries) //nolint:errcheck // the map holds nothing else
+		return t.(*modelSeries)
 	}
 	kind := func(k string) prometheus.Counter { return m.tokens.WithLabelValues(name, k) }
 	t, _ := m.models.LoadOrStore(name, &modelSeries{kind("prompt"), kind("cached"), kind("completion"), kind("estimated"), kind("predicted_cached"), kind("reported_cached")})
-	return t.(*modelSeries) //nolint:errcheck // the map holds nothing else
+	return t.(*modelSeries)
 }
 
 func (m *metrics) reloaded(err error) {

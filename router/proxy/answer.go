@@ -92,7 +92,7 @@ func (a *answer) flushLocked() {
 
 // copy relays a response that is not an event stream, unchanged.
 func (a *answer) copy(length int64) {
-	defer a.body.Close() //nolint:errcheck // nothing is left to read or to tell
+	defer a.body.Close()
 	if length < 0 {
 		a.hook()
 		defer a.unhook()
@@ -126,7 +126,7 @@ func (a *answer) copy(length int64) {
 				return
 			}
 		}
-		if err == io.EOF {
+		if err == io.EOF { //nolint:errorlint // only a bare EOF is a clean end
 			break
 		}
 		if err != nil {
@@ -153,7 +153,7 @@ func verdict(status int, failed bool) (string, Failure) {
 
 // stream relays an event stream, scanning it and flushing as it comes.
 func (a *answer) stream() {
-	defer a.body.Close() //nolint:errcheck // nothing is left to read or to tell
+	defer a.body.Close()
 	a.hook()
 	defer a.unhook()
 	a.scan.stripUsage, a.scan.cutUsage, a.scan.wantID = a.c.strip, a.c.cut, a.c.route.responses
@@ -178,10 +178,10 @@ func (a *answer) stream() {
 		if err == nil {
 			continue
 		}
-		if err == io.EOF && (a.delimited || a.scan.done) {
+		if err == io.EOF && (a.delimited || a.scan.done) { //nolint:errorlint // only a bare EOF is a clean end
 			break
 		}
-		if err == io.EOF {
+		if err == io.EOF { //nolint:errorlint // only a bare EOF is a clean end
 			err = io.ErrUnexpectedEOF
 		}
 		a.broken(err, a.scan.usage, ttft, a.scan.content)
@@ -283,7 +283,9 @@ func (a *answer) end(outcome string, failure Failure, u usage, ttft time.Duratio
 			c.CompletionTokens = 0
 		}
 	}
-	a.res.Done(Outcome{Failure: failure, PromptTokens: u.prompt, CachedTokens: u.cached, UsageKnown: u.known,
-		CompletionTokens: u.completion, TTFT: ttft})
+	a.res.Done(Outcome{
+		Failure: failure, PromptTokens: u.prompt, CachedTokens: u.cached, UsageKnown: u.known,
+		CompletionTokens: u.completion, TTFT: ttft,
+	})
 	a.p.finish(c.Exchange)
 }

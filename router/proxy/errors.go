@@ -45,8 +45,10 @@ func refusalFor(err error, model string) *Refusal {
 	case errors.Is(err, ErrUnmetNeeds):
 		return invalid(http.StatusBadRequest, "unsupported_feature", "unmet-needs", err.Error())
 	case errors.Is(err, ErrNoEndpoint):
-		return &Refusal{Status: http.StatusServiceUnavailable, Message: "No endpoint can serve this model now.",
-			Type: "server_error", Code: "no_endpoint", Reason: "no-endpoint", RetryAfter: 2}
+		return &Refusal{
+			Status: http.StatusServiceUnavailable, Message: "No endpoint can serve this model now.",
+			Type: "server_error", Code: "no_endpoint", Reason: "no-endpoint", RetryAfter: 2,
+		}
 	case errors.Is(err, ErrDuplicateModel), errors.Is(err, ErrModelType):
 		r := invalid(http.StatusBadRequest, "invalid_model", "bad-model", err.Error())
 		r.Param = "model"
@@ -56,8 +58,10 @@ func refusalFor(err error, model string) *Refusal {
 	case errors.Is(err, ErrTooDeep), errors.Is(err, ErrMalformed):
 		return invalid(http.StatusBadRequest, "invalid_json", "bad-json", "Could not read the request body: "+err.Error()+".")
 	default:
-		return &Refusal{Status: http.StatusInternalServerError, Message: "The router failed to handle the request.",
-			Type: "server_error", Code: "internal_error", Reason: "internal", RetryAfter: 1}
+		return &Refusal{
+			Status: http.StatusInternalServerError, Message: "The router failed to handle the request.",
+			Type: "server_error", Code: "internal_error", Reason: "internal", RetryAfter: 1,
+		}
 	}
 }
 

@@ -107,8 +107,10 @@ func newRig(t *testing.T, options Options, engines ...http.HandlerFunc) *rig {
 	for _, engine := range engines {
 		s := httptest.NewServer(engine)
 		t.Cleanup(s.Close)
-		r.targets = append(r.targets, Target{URL: s.URL, EndpointID: "e" + string(rune('0'+len(r.targets))), Pool: "p",
-			LogicalModel: "m", ServedModel: "served", Reason: "prefix", Accelerator: "h100"})
+		r.targets = append(r.targets, Target{
+			URL: s.URL, EndpointID: "e" + string(rune('0'+len(r.targets))), Pool: "p",
+			LogicalModel: "m", ServedModel: "served", Reason: "prefix", Accelerator: "h100",
+		})
 	}
 	options.Balancer = r.fakeBalancer
 	options.Done = func(x *Exchange) { r.done <- *x }

@@ -56,7 +56,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 		if c.Retries == 0 {
 			c.Added = sent.Sub(c.Start)
 		}
-		resp, err := p.send(r, headers, c, t)
+		resp, err := p.send(r, headers, c, t) //nolint:bodyclose // relay closes it
 		if err == nil {
 			p.relay(w, r, c, res, resp, sent)
 			return
@@ -86,8 +86,10 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 
 // unanswered tells the client that no engine answered.
 func (p *Proxy) unanswered(w http.ResponseWriter, r *http.Request, c *call, failure Failure) {
-	e := &Refusal{Status: http.StatusBadGateway, Message: "The engine was lost before it answered.",
-		Type: "server_error", Code: "engine_lost", Reason: "engine-lost", RetryAfter: 1}
+	e := &Refusal{
+		Status: http.StatusBadGateway, Message: "The engine was lost before it answered.",
+		Type: "server_error", Code: "engine_lost", Reason: "engine-lost", RetryAfter: 1,
+	}
 	c.Outcome = outcomeEngineLost
 	switch failure {
 	case FailureDial:

@@ -137,8 +137,10 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 	weight := max(r.ContentLength, 0)
 	if weight <= int64(p.options.MaxBodyBytes) && p.buffered.Add(weight) > p.options.MaxBufferedBytes {
 		p.buffered.Add(-weight)
-		return &Refusal{Status: http.StatusServiceUnavailable, Message: "The router holds too many request bodies now.",
-			Type: "server_error", Code: "overloaded", Reason: "body-memory", RetryAfter: 1}
+		return &Refusal{
+			Status: http.StatusServiceUnavailable, Message: "The router holds too many request bodies now.",
+			Type: "server_error", Code: "overloaded", Reason: "body-memory", RetryAfter: 1,
+		}
 	}
 	if weight <= int64(p.options.MaxBodyBytes) {
 		c.plan.weight = weight
@@ -150,8 +152,10 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 	_ = control.SetReadDeadline(time.Time{})
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &Refusal{Status: http.StatusRequestTimeout, Message: "The request body did not arrive in time.",
-			Type: "invalid_request_error", Code: "request_timeout", Reason: "body-timeout", RetryAfter: 1}
+		return &Refusal{
+			Status: http.StatusRequestTimeout, Message: "The request body did not arrive in time.",
+			Type: "invalid_request_error", Code: "request_timeout", Reason: "body-timeout", RetryAfter: 1,
+		}
 	case errors.Is(err, errBodyTooLarge):
 		return invalid(http.StatusRequestEntityTooLarge, "request_too_large", "body-too-large",
 			"The request body is longer than this router's limit.")

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -183,10 +184,8 @@ func (p *Proxy) finish(x *Exchange) {
 
 // allow answers 405 unless the method is one of the listed.
 func (p *Proxy) allow(w http.ResponseWriter, r *http.Request, path string, methods ...string) bool {
-	for _, m := range methods {
-		if r.Method == m {
-			return true
-		}
+	if slices.Contains(methods, r.Method) {
+		return true
 	}
 	x := p.begin(w, r, path)
 	w.Header()["Allow"] = []string{strings.Join(methods, ", ")}
@@ -212,7 +211,7 @@ const maxBases = 8192
 
 func (p *Proxy) base(text string) (*url.URL, error) {
 	if u, ok := p.bases.Load(text); ok {
-		return u.(*url.URL), nil //nolint:errcheck // the map holds nothing else
+		return u.(*url.URL), nil
 	}
 	u, err := url.Parse(text)
 	if err != nil {
@@ -246,8 +245,14 @@ func needs(body []byte, f *facts, images bool) []string {
 }
 
 var needsTable = [8][]string{
-	nil, {"tools"}, {"vision"}, {"tools", "vision"},
-	{"json"}, {"tools", "json"}, {"vision", "json"}, {"tools", "vision", "json"},
+	nil,
+	{"tools"},
+	{"vision"},
+	{"tools", "vision"},
+	{"json"},
+	{"tools", "json"},
+	{"vision", "json"},
+	{"tools", "vision", "json"},
 }
 
 // Inspect fills req from a request body as the data path would, for a dry run.

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -174,10 +175,8 @@ func text(b []byte, s span) string {
 		return ""
 	}
 	inner := b[s.off+1 : s.end-1]
-	for _, c := range inner {
-		if c == '\\' {
-			return decodeString(inner)
-		}
+	if bytes.IndexByte(inner, '\\') >= 0 {
+		return decodeString(inner)
 	}
 	return string(inner)
 }

@@ -170,7 +170,7 @@ func (s *sseScanner) line(raw []byte) (keep bool, cut span) {
 func (s *sseScanner) data(d []byte) (drop bool, cut span) {
 	if n := s.known; n > 0 && len(d) > n && bytes.Equal(d[:n], s.prefix[:n]) && d[n] != '"' {
 		end := skipString(d, n-1)
-		if end > 0 && bytes.Index(d[end:], usageName) < 0 {
+		if end > 0 && !bytes.Contains(d[end:], usageName) {
 			s.content++
 			return false, span{}
 		}
