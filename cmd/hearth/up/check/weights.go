@@ -130,7 +130,7 @@ func (s *scenario) artifactSize(ctx context.Context, ref string) (int64, error) 
 // origin sends twice.
 func (s *scenario) agentKilled(ctx context.Context, figures map[string]any) error {
 	node, origin := s.f.Nodes[1], s.f.Origin
-	origin.SetRate(64 << 20)
+	origin.SetRate(32 << 20)
 	before := origin.Bytes()
 	pullCtx, stop := context.WithCancel(ctx)
 	defer stop()

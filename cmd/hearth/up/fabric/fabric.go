@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -165,7 +166,7 @@ func (f *Fabric) layOut(ctx context.Context, origin string) error {
 // all lists every process, in the order in which they are stopped.
 func (f *Fabric) all() []*Process {
 	var list []*Process
-	for _, r := range append(f.OtherRouters, f.Router) {
+	for _, r := range slices.Concat(f.OtherRouters, []*Router{f.Router}) {
 		if r != nil {
 			list = append(list, r.Process)
 		}
