@@ -117,8 +117,7 @@ func (p *Pools) takeEndpointLocked(nodeName string, n *node, e *report.Endpoint,
 		poolName = defaultPool
 	}
 	old, known := n.endpoints[e.GetName()]
-	same := known && old.pool.name == poolName && old.endpoint.url == trimURL(e.GetUrl()) &&
-		old.endpoint.incarnation == e.GetIncarnation()
+	same := known && old.pool.name == poolName && old.endpoint.url == trimURL(e.GetUrl()) && old.endpoint.isRun(e.GetIncarnation())
 	if !same {
 		if known {
 			changes = append(changes, p.dropLocked(n, e.GetName()))

@@ -17,7 +17,7 @@ type endpoint struct {
 	id          string // node/name, or the URL of a static endpoint
 	url         string
 	node        string // empty: static
-	incarnation uint64
+	incarnation uint64 // 0 until its node has read it; guarded by the mu of Pools
 	slot        *index.Slot
 
 	// What follows is guarded by the mu of the pool it is in.
@@ -36,6 +36,16 @@ type endpoint struct {
 	ends           uint64
 
 	passive passive
+}
+
+// isRun reports whether the endpoint is this incarnation. A node that has not
+// read the engine yet says 0, which may be any, and the first one that it tells
+// is the one requests have been going to.
+func (e *endpoint) isRun(incarnation uint64) bool {
+	if e.incarnation == 0 {
+		e.incarnation = incarnation
+	}
+	return incarnation == 0 || incarnation == e.incarnation
 }
 
 // facts is what a node or the configuration says of an endpoint.

@@ -166,6 +166,31 @@ func TestARestartedEngineStartsWithEmptyMemoryAndCounts(t *testing.T) {
 	}
 }
 
+func TestAnEngineThatItsNodeHasNotReadYetKeepsItsMemory(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, oneModel())
+	says := func(n uint64) {
+		f.snapshot("n", &report.Report{Endpoints: []*report.Endpoint{engine("a", "p", func(e *report.Endpoint) { e.Incarnation = n })}})
+	}
+	says(0)
+	r := f.acquire(ask(1, 10))
+	held := f.endpoint("n/a").HeldBlocks
+	if held == 0 {
+		t.Fatal("the endpoint remembers no block of its request")
+	}
+	for _, n := range []uint64{7, 0, 7} { // read, the agent restarts, read again
+		says(n)
+		if e := f.endpoint("n/a"); e.InFlight != 1 || e.HeldBlocks != held {
+			t.Fatalf("once its node says incarnation %d it has %+v, want one in flight and %d blocks", n, e, held)
+		}
+	}
+	r.Done(Outcome{})
+	says(8)
+	if e := f.endpoint("n/a"); e.HeldBlocks != 0 {
+		t.Errorf("the next incarnation begins with %d blocks", e.HeldBlocks)
+	}
+}
+
 func TestAnUnhealthyDeviceStopsNewRequestsAndNeverEmptiesThePool(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, oneModel())
