@@ -208,6 +208,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { return ending(running, a.puller.Run(running)) })
 	group.Go(func() error { return a.reportState(running) })
 	group.Go(func() error { return a.publishViews(running) })
+	group.Go(func() error { return a.leaseServed(running) })
 	for _, ref := range a.keep {
 		group.Go(func() error { return a.keepReady(running, ref) })
 	}
