@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -93,20 +94,20 @@ func start(ctx context.Context, errOut io.Writer, f *fabric.Fabric, ref string) 
 
 func welcome(f *fabric.Fabric, o fabric.Options) string {
 	return fmt.Sprintf(`
-Hearth is up: %d nodes, %d engines and one router.
+Hearth is up: %[1]d nodes, %[2]d engines and one router.
 
-  %s/v1    OpenAI-compatible, model %q
+  %[3]s/v1    OpenAI-compatible, model %[4]q
 
 Ask:
-  curl -s %s/v1/chat/completions -H 'Content-Type: application/json' \
-    -d '{"model":%q,"messages":[{"role":"user","content":"Tell me a story"}]}'
+  curl -s %[3]s/v1/chat/completions -H 'Content-Type: application/json' \
+    -d '{"model":%[4]q,"messages":[{"role":"user","content":"Tell me a story"}]}'
 
 Look, in another terminal:
-  hearth status
-  hearth models list
-  hearth explain "Tell me a story"
-  hearth inject xid 79 --device %s --node %s
+  %[7]s status
+  %[7]s models list
+  %[7]s explain "Tell me a story"
+  %[7]s inject xid 79 --device %[5]s --node %[6]s
 
-Logs are in %s. Ctrl-C ends everything.
-`, len(f.Nodes), len(f.Engines), f.Router.URL, o.Served, f.Router.URL, o.Served, f.Engines[0].Device, f.Engines[0].Node, o.Dir)
+Logs are in %[8]s. Ctrl-C ends everything.
+`, len(f.Nodes), len(f.Engines), f.Router.URL, o.Served, f.Engines[0].Device, f.Engines[0].Node, os.Args[0], o.Dir)
 }
