@@ -43,20 +43,33 @@ func putBuffer(b []byte) {
 	}
 }
 
-var errBodyTooLarge = errors.New("body too large")
+var (
+	errBodyTooLarge = errors.New("body too large")
+	errNoRoom       = errors.New("too many bodies")
+)
 
 // readBody reads r to its end, at most limit bytes. declared is the length
-// the client announced, -1 if it announced none.
-func readBody(r io.Reader, declared int64, limit int) ([]byte, error) {
+// the client announced, -1 if it announced none; each growth of such a body is
+// first asked of charge, in bytes, whose refusal is errNoRoom.
+func readBody(r io.Reader, declared int64, limit int, charge func(bytes int) bool) ([]byte, error) {
 	if declared > int64(limit) {
 		return nil, errBodyTooLarge
 	}
 	// A length is a promise, not memory: a liar gets at most 1 MiB ahead of
 	// what it has sent.
 	b := getBuffer(int(min(max(declared+1, 4<<10), 1<<20)))
+	if declared < 0 && !charge(cap(b)) {
+		putBuffer(b)
+		return nil, errNoRoom
+	}
 	for {
 		if len(b) == cap(b) {
-			grown := getBuffer(min(max(2*cap(b), 32<<10), limit+1))
+			size := min(max(2*cap(b), 32<<10), limit+1)
+			if declared < 0 && !charge(size-cap(b)) {
+				putBuffer(b)
+				return nil, errNoRoom
+			}
+			grown := getBuffer(size)
 			grown = append(grown, b...)
 			putBuffer(b)
 			b = grown

@@ -37,12 +37,17 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 	p.budget.request()
 	var avoid func(string) bool
 	headers := r.Header
+	failure := FailureNone // of the attempt before
 	for {
 		res, err := p.balancer.Acquire(&c.plan.req, avoid)
 		if err != nil && avoid != nil && c.Retries > 0 && c.Reason == "reset" {
 			// Nothing else can serve: the endpoint itself may have closed an idle
 			// connection just as it was used.
 			res, err = p.balancer.Acquire(&c.plan.req, nil)
+		}
+		if err != nil && c.Retries > 0 {
+			p.unanswered(w, r, c, failure) // an endpoint had it: that is what went wrong
+			return
 		}
 		if err != nil {
 			p.refuse(w, r, c.Exchange, refusalFor(err, c.plan.req.Model))
@@ -61,7 +66,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 			p.relay(w, r, c, res, resp, sent)
 			return
 		}
-		failure := classify(r.Context(), err)
+		failure = classify(r.Context(), err)
 		res.Done(Outcome{Failure: failure})
 		if failure == FailureClientGone {
 			p.abandoned(c)

@@ -135,20 +135,13 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 		}
 	}
 	weight := max(r.ContentLength, 0)
-	if weight <= int64(p.options.MaxBodyBytes) && p.buffered.Add(weight) > p.options.MaxBufferedBytes {
-		p.buffered.Add(-weight)
-		return &Refusal{
-			Status: http.StatusServiceUnavailable, Message: "The router holds too many request bodies now.",
-			Type: "server_error", Code: "overloaded", Reason: "body-memory", RetryAfter: 1,
-		}
-	}
-	if weight <= int64(p.options.MaxBodyBytes) {
-		c.plan.weight = weight
+	if weight <= int64(p.options.MaxBodyBytes) && !p.charge(c.plan, weight) {
+		return noRoom()
 	}
 	// A body that trickles may not hold its buffer for ever. Answers have no such bound.
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(p.options.BodyTimeout))
-	b, err := readBody(r.Body, r.ContentLength, p.options.MaxBodyBytes)
+	b, err := readBody(r.Body, r.ContentLength, p.options.MaxBodyBytes, func(n int) bool { return p.charge(c.plan, int64(n)) })
 	_ = control.SetReadDeadline(time.Time{})
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -156,6 +149,8 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 			Status: http.StatusRequestTimeout, Message: "The request body did not arrive in time.",
 			Type: "invalid_request_error", Code: "request_timeout", Reason: "body-timeout", RetryAfter: 1,
 		}
+	case errors.Is(err, errNoRoom):
+		return noRoom()
 	case errors.Is(err, errBodyTooLarge):
 		return invalid(http.StatusRequestEntityTooLarge, "request_too_large", "body-too-large",
 			"The request body is longer than this router's limit.")
@@ -165,6 +160,20 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 	c.plan.body = &bodyBuffer{b: b}
 	c.plan.body.refs.Store(1)
 	return nil
+}
+
+// charge counts n more bytes of a plan's body against MaxBufferedBytes; drop
+// takes them back, also those that were refused.
+func (p *Proxy) charge(pl *plan, n int64) bool {
+	pl.weight += n
+	return p.buffered.Add(n) <= p.options.MaxBufferedBytes
+}
+
+func noRoom() *Refusal {
+	return &Refusal{
+		Status: http.StatusServiceUnavailable, Message: "The router holds too many request bodies now.",
+		Type: "server_error", Code: "overloaded", Reason: "body-memory", RetryAfter: 1,
+	}
 }
 
 // looksJSON accepts application/json, */*+json and no type at all.

@@ -139,6 +139,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/v1/models/"):
 			p.showModel(w, r, strings.TrimPrefix(r.URL.Path, "/v1/models/"))
+		case !plainPath(r.URL.Path):
+			p.refuse(w, r, p.begin(w, r, "other"), invalid(http.StatusBadRequest, "invalid_url", "bad-path",
+				"The path must not have empty, . or .. segments."))
 		case strings.HasPrefix(r.URL.Path, "/v1/responses/"):
 			p.storedResponse(w, r)
 		case strings.HasPrefix(r.URL.Path, "/v1/"):
@@ -175,6 +178,9 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, x *Exchange, e *R
 	WriteRefusal(w, e)
 	x.Outcome, x.Status, x.Reason = "refused", e.Status, e.Reason
 	p.finish(x)
+	if e.Status == http.StatusRequestEntityTooLarge {
+		linger(w, r)
+	}
 }
 
 func (p *Proxy) finish(x *Exchange) {

@@ -343,7 +343,11 @@ func TestALostEngineWithoutAnotherIsAnErrorThatMayHeal(t *testing.T) {
 	r := newRig(t, Options{})
 	r.targets = []Target{{URL: refusing(t), EndpointID: "lost", Pool: "p", LogicalModel: "m"}}
 	resp, got := r.post(t, "/v1/chat/completions", chat)
-	wantError(t, resp, got, 503, "no_endpoint")
+	wantError(t, resp, got, 503, "engine_unreachable")
+	// The lost attempt is what a record shows, and no token is charged for it.
+	if x := <-r.done; x.Outcome != "engine_lost" || x.EndpointID != "lost" || x.PromptTokens+x.CompletionTokens != 0 || x.Estimated || x.Retries != 1 {
+		t.Fatalf("exchange %+v", x)
+	}
 	r.targets[0].URL = hangUp(t)
 	resp, got = r.post(t, "/v1/chat/completions", chat)
 	wantError(t, resp, got, 502, "engine_lost")

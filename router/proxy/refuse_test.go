@@ -1,0 +1,131 @@
+package proxy
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestAPathThatANextHopCouldReadOtherwiseReachesNoEngine(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{}, func(http.ResponseWriter, *http.Request) { t.Error("an engine was asked") })
+	for _, path := range []string{
+		"/v1/../metrics", "/v1/%2e%2e/metrics", "/v1/./x", "/v1//metrics", "/v1/..%2f..%2fmetrics", "/v1/a/%2e%2e/%2e%2e/metrics",
+		"/v1/responses/../../metrics", `/v1/..%5cmetrics`,
+	} {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", path)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		_, _ = resp.Body.Close(), conn.Close()
+		wantError(t, resp, string(body), 400, "invalid_url")
+	}
+}
+
+func TestAClientThatSendsAllOfATooLargeBodyFirstReadsThe413(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{MaxBodyBytes: 1000}, echo)
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	body := strings.Repeat(" ", 16<<20) // far more than the sockets hold
+	_, _ = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(body))
+	if _, err := io.WriteString(conn, body); err != nil {
+		t.Fatalf("the body could not be sent: %v", err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, _ := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	wantError(t, resp, string(answer), 413, "request_too_large")
+	if !resp.Close {
+		t.Error("the connection stays open")
+	}
+}
+
+func TestBodiesPastTheSharedBoundWaitOutsideHoweverTheyAreSent(t *testing.T) {
+	t.Parallel()
+	hold := make(chan struct{})
+	asked := make(chan struct{}, 8)
+	r := newRig(t, Options{MaxBufferedBytes: 64 << 10}, func(w http.ResponseWriter, req *http.Request) {
+		_, _ = io.Copy(io.Discard, req.Body)
+		asked <- struct{}{}
+		<-hold
+		_, _ = io.WriteString(w, "{}")
+	})
+	body := chat + strings.Repeat(" ", 50<<10)
+	first := make(chan int, 1)
+	go func() {
+		resp, _ := r.post(t, "/v1/completions", body)
+		first <- resp.StatusCode
+	}()
+	<-asked
+	send := func(chunked bool) (*http.Response, string) {
+		var reader io.Reader = strings.NewReader(body)
+		if chunked {
+			reader = io.MultiReader(reader)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.url+"/v1/completions", reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return do(t, req)
+	}
+	for _, chunked := range []bool{false, true} {
+		resp, got := send(chunked)
+		wantError(t, resp, got, 503, "overloaded")
+	}
+	close(hold)
+	if code := <-first; code != 200 {
+		t.Fatalf("the first body got %d", code)
+	}
+	for _, chunked := range []bool{true, false, true} { // what was refused holds nothing
+		if resp, got := send(chunked); resp.StatusCode != 200 {
+			t.Fatalf("with room again: %d %s", resp.StatusCode, got)
+		}
+	}
+}
+
+func TestAClientThatAskedForUsageKeepsTheLastOneOfAContinuousPool(t *testing.T) {
+	t.Parallel()
+	const last = `data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}` + "\n\n"
+	sent := make(chan string, 1)
+	r := newRig(t, Options{}, func(w http.ResponseWriter, req *http.Request) {
+		b, _ := io.ReadAll(req.Body)
+		sent <- string(b)
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, `data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":9,"completion_tokens":1}}`+"\n\n"+
+			last+"data: [DONE]\n\n")
+	})
+	r.targets[0].ContinuousUsage = true
+	_, got := r.post(t, "/v1/chat/completions", strings.TrimSuffix(chatStream, "}")+`,"stream_options":{"include_usage":true}}`)
+	if want := `data: {"choices":[{"delta":{"content":"a"}}]}` + "\n\n" + last + "data: [DONE]\n\n"; got != want {
+		t.Errorf("the client got\n%s\nwant\n%s", got, want)
+	}
+	if b := <-sent; !strings.Contains(b, `"continuous_usage_stats":true`) || !strings.Contains(b, `"include_usage":true`) {
+		t.Errorf("the engine was asked %s", b)
+	}
+	select {
+	case x := <-r.done:
+		if x.CompletionTokens != 2 || x.PromptTokens != 9 || x.Estimated {
+			t.Errorf("exchange %+v", x)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the exchange did not end")
+	}
+}
