@@ -26,6 +26,7 @@ import (
 	"github.com/hearth-dev/hearth/router/meter"
 	"github.com/hearth-dev/hearth/router/pool"
 	"github.com/hearth-dev/hearth/router/proxy"
+	"github.com/hearth-dev/hearth/router/proxy/wire"
 )
 
 // Options are what a Config cannot say.
@@ -47,7 +48,7 @@ type Router struct {
 	pools     *pool.Pools
 	feed      *feed.Feed
 	proxy     *proxy.Proxy
-	transport *http.Transport
+	transport *wire.Transport
 	meter     *meter.Meter // nil: no records
 	metrics   *metrics
 	consumers atomic.Pointer[meter.Consumers]
@@ -98,7 +99,7 @@ func New(cfg Config, o Options) (*Router, error) {
 			return nil, fmt.Errorf("make router: %w", err)
 		}
 	}
-	r.transport = proxy.NewTransport(proxy.TransportOptions{DialTimeout: cfg.Limits.DialTimeout.Std(), HeaderTimeout: cfg.Limits.HeaderTimeout.Std()})
+	r.transport = wire.New(wire.Options{DialTimeout: cfg.Limits.DialTimeout.Std(), HeaderTimeout: cfg.Limits.HeaderTimeout.Std()})
 	r.proxy = proxy.New(proxy.Options{
 		Balancer: balancer{r.pools}, Transport: r.transport,
 		MaxBodyBytes: int(cfg.Limits.BodyBytes), MaxBufferedBytes: int64(cfg.Limits.BufferedBytes),

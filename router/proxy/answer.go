@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
-	"sync"
 	"time"
+
+	"github.com/hearth-dev/hearth/router/proxy/wire"
 )
 
 const slogWarn = slog.LevelWarn
@@ -16,112 +18,57 @@ func errorAttr(err error) slog.Attr    { return slog.Any("error", err) }
 
 // answer relays one response.
 type answer struct {
-	p         *Proxy
-	w         http.ResponseWriter
-	r         *http.Request
-	c         *call
-	res       Reservation
-	body      io.ReadCloser
-	sent      time.Time
-	delimited bool // the response says itself where it ends
+	p    *Proxy
+	w    http.ResponseWriter
+	r    *http.Request
+	c    *call
+	res  Reservation
+	resp *wire.Response
+	sent time.Time
 
-	// A read that is about to wait flushes w. It does so in the goroutine that
-	// reads; only at a body's very end may the transport's own goroutine, which
-	// reads on, come upon the same hook, hence the lock.
-	mu      sync.Mutex
-	reading bool   // the handler is in Read and not using w; guarded by mu
-	pending bool   // w holds bytes the client has not got; guarded by mu
-	out     []byte // bytes for w, gathered until a read waits; guarded by mu
-	lost    bool   // a write to w failed; guarded by mu
+	pending bool   // w holds bytes the client has not got
+	out     []byte // bytes for w, gathered until a read waits
+	lost    bool   // a write to w failed
 
 	scan sseScanner
 }
 
-// hook makes reads flush before they wait; unhook ends that, after which w is
-// not touched from elsewhere. Without a connection of ours every read flushes.
-func (a *answer) hook() {
-	if a.c.conn != nil {
-		a.c.conn.waiting.Store(a)
-	}
-}
+var errClientLost = errors.New("write to client failed")
 
-func (a *answer) unhook() {
-	if a.c.conn != nil {
-		// The connection may already serve another answer, with its own hook.
-		a.c.conn.waiting.CompareAndSwap(a, nil)
+// BeforeWait implements wire.Waiter: the client gets what there is before the
+// next read waits for the engine, never while more bytes are there to be had.
+func (a *answer) BeforeWait() error {
+	if !a.drain() {
+		return errClientLost
 	}
-	a.mu.Lock()
-	a.reading = false
-	a.mu.Unlock()
-}
-
-// read reads the engine's answer.
-func (a *answer) read(p []byte) (int, error) {
-	a.mu.Lock()
-	a.reading = true
-	if a.c.conn == nil {
-		a.flushLocked()
+	if a.pending {
+		a.pending = false
+		if f, ok := a.w.(http.Flusher); ok {
+			f.Flush()
+		}
 	}
-	a.mu.Unlock()
-	n, err := a.body.Read(p)
-	a.mu.Lock()
-	a.reading = false
-	a.mu.Unlock()
-	return n, err
-}
-
-// beforeWait is called by the connection.
-func (a *answer) beforeWait() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.reading {
-		a.flushLocked()
-	}
-}
-
-func (a *answer) flushLocked() {
-	a.drainLocked()
-	if !a.pending {
-		return
-	}
-	a.pending = false
-	if f, ok := a.w.(http.Flusher); ok {
-		f.Flush()
-	}
+	return nil
 }
 
 // copy relays a response that is not an event stream, unchanged.
 func (a *answer) copy(length int64) {
-	defer a.body.Close()
 	if length < 0 {
-		a.hook()
-		defer a.unhook()
-	} else {
-		a.pending = false // whole at once: nothing to flush early
+		a.resp.SetWaiter(a) // else whole at once: nothing to flush early
 	}
 	a.res.FirstByte()
 	ttft := a.p.options.Now().Sub(a.sent)
-	size := 32 << 10
-	if length >= 0 && length < 4<<10 {
-		size = 4 << 10
-	}
-	buf := getBuffer(size)
-	defer putBuffer(buf)
-	buf = buf[:cap(buf)]
 	look := bodyScan{wantID: a.c.route.responses}
 	metered := a.c.route.metered && a.c.Status < 300
 	total := 0
 	for {
-		n, err := a.read(buf)
-		if n > 0 {
-			a.mu.Lock()
+		piece, err := a.resp.Next()
+		if len(piece) > 0 {
 			a.pending = true
-			a.mu.Unlock()
-			total += n
+			total += len(piece)
 			if metered {
-				look.feed(buf[:n])
+				look.feed(piece)
 			}
-			if _, werr := a.w.Write(buf[:n]); werr != nil {
+			if _, werr := a.w.Write(piece); werr != nil {
 				a.end(outcomeClientGone, FailureClientGone, look.usage, ttft, total/4)
 				return
 			}
@@ -153,42 +100,39 @@ func verdict(status int, failed bool) (string, Failure) {
 
 // stream relays an event stream, scanning it and flushing as it comes.
 func (a *answer) stream() {
-	defer a.body.Close()
-	a.hook()
-	defer a.unhook()
+	a.resp.SetWaiter(a)
 	a.scan.stripUsage, a.scan.cutUsage, a.scan.wantID = a.c.strip, a.c.cut, a.c.route.responses
-	buf := getBuffer(4 << 10)
-	defer putBuffer(buf)
-	buf = buf[:cap(buf)]
 	var ttft time.Duration
 	for {
-		n, err := a.read(buf)
+		piece, err := a.resp.Next()
 		var head, body []byte
-		if n > 0 {
-			head, body = a.scan.feed(buf[:n])
+		if len(piece) > 0 {
+			head, body = a.scan.feed(piece)
 			if ttft == 0 && a.scan.content > 0 {
 				ttft = a.p.options.Now().Sub(a.sent)
 				a.res.FirstByte()
 			}
 		}
-		if !a.write(head, body) {
+		last := err == io.EOF && (a.resp.Delimited() || a.scan.done) //nolint:errorlint // only a bare EOF is a clean end
+		if last {
+			a.last(head, body, a.scan.finish())
+		} else {
+			a.gather(head, body)
+		}
+		if a.lost {
 			a.end(outcomeClientGone, FailureClientGone, a.scan.usage, ttft, a.scan.content)
 			return
 		}
+		if last {
+			break
+		}
 		if err == nil {
 			continue
-		}
-		if err == io.EOF && (a.delimited || a.scan.done) { //nolint:errorlint // only a bare EOF is a clean end
-			break
 		}
 		if err == io.EOF { //nolint:errorlint // only a bare EOF is a clean end
 			err = io.ErrUnexpectedEOF
 		}
 		a.broken(err, a.scan.usage, ttft, a.scan.content)
-	}
-	if !a.write(a.scan.finish(), nil) || !a.drain() {
-		a.end(outcomeClientGone, FailureClientGone, a.scan.usage, ttft, a.scan.content)
-		return
 	}
 	a.remember(a.scan.id)
 	outcome, failure := verdict(a.c.Status, a.scan.failed)
@@ -198,46 +142,51 @@ func (a *answer) stream() {
 // gatherBytes is how much is gathered before it is written all the same.
 const gatherBytes = 16 << 10
 
-// write takes both pieces for w; false if the client is gone. They leave when
-// a read waits, when the answer ends, or with gatherBytes.
-func (a *answer) write(head, body []byte) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if n := len(head) + len(body); n > 0 {
-		a.pending = true
-		if a.out == nil {
-			// A full read of the transport's 4 KiB mostly has more behind it.
-			size := 4 << 10
-			if n > size/2 {
-				size = 32 << 10
-			}
-			a.out = getBuffer(size)
-		}
-		a.out = append(append(a.out, head...), body...)
-		if len(a.out) >= gatherBytes {
-			a.drainLocked()
-		}
-	}
-	return !a.lost
-}
-
-// drain writes what is gathered, at the end of an answer.
-func (a *answer) drain() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.drainLocked()
-	return !a.lost
-}
-
-func (a *answer) drainLocked() {
-	if len(a.out) == 0 {
+// gather takes both pieces for w. They leave when a read waits, when the
+// answer ends, or with gatherBytes.
+func (a *answer) gather(head, body []byte) {
+	n := len(head) + len(body)
+	if n == 0 {
 		return
 	}
-	if _, err := a.w.Write(a.out); err != nil {
-		a.lost = true
+	a.pending = true
+	if a.out == nil {
+		// A large piece mostly has more behind it.
+		size := 4 << 10
+		if n > size/2 {
+			size = 32 << 10
+		}
+		a.out = getBuffer(size)
 	}
-	putBuffer(a.out)
-	a.out = nil
+	a.out = append(append(a.out, head...), body...)
+	if len(a.out) >= gatherBytes {
+		a.drain()
+	}
+}
+
+// last writes the end of an answer, which needs no copy and no flush.
+func (a *answer) last(pieces ...[]byte) {
+	a.drain()
+	for _, p := range pieces {
+		if len(p) == 0 || a.lost {
+			continue
+		}
+		if _, err := a.w.Write(p); err != nil {
+			a.lost = true
+		}
+	}
+}
+
+// drain writes what is gathered; false if the client is gone.
+func (a *answer) drain() bool {
+	if len(a.out) > 0 {
+		if _, err := a.w.Write(a.out); err != nil {
+			a.lost = true
+		}
+		putBuffer(a.out)
+		a.out = nil
+	}
+	return !a.lost
 }
 
 // broken ends an answer whose engine was lost: an error event for a stream,
@@ -254,10 +203,8 @@ func (a *answer) broken(err error, u usage, ttft time.Duration, counted int) {
 		if a.scan.midEvent {
 			gap = []byte("\n")
 		}
-		a.write(gap, errorFrame("The engine was lost while it answered.", "engine_lost"))
-		a.mu.Lock()
-		a.flushLocked()
-		a.mu.Unlock()
+		a.gather(gap, errorFrame("The engine was lost while it answered.", "engine_lost"))
+		_ = a.BeforeWait() // the answer ends uncleanly in any case
 	}
 	a.end(outcomeEngineLost, FailureMidStream, u, ttft, counted)
 	panic(http.ErrAbortHandler)

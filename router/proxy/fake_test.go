@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/hearth-dev/hearth/router/pick"
+	"github.com/hearth-dev/hearth/router/proxy/wire"
 )
 
 // fakeBalancer hands out its targets in turn and keeps count of what is held.
@@ -115,7 +116,7 @@ func newRig(t *testing.T, options Options, engines ...http.HandlerFunc) *rig {
 	options.Balancer = r.fakeBalancer
 	options.Done = func(x *Exchange) { r.done <- *x }
 	if options.Transport == nil {
-		transport := NewTransport(TransportOptions{})
+		transport := wire.New(wire.Options{})
 		t.Cleanup(transport.CloseIdleConnections)
 		options.Transport = transport
 	}

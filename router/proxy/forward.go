@@ -3,14 +3,14 @@ package proxy
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"net/url"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/hearth-dev/hearth/router/proxy/wire"
 )
 
 // Outcomes of an exchange.
@@ -36,7 +36,6 @@ func (p *Proxy) abandoned(c *call) {
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 	p.budget.request()
 	var avoid func(string) bool
-	headers := r.Header
 	failure := FailureNone // of the attempt before
 	for {
 		res, err := p.balancer.Acquire(&c.plan.req, avoid)
@@ -61,7 +60,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 		if c.Retries == 0 {
 			c.Added = sent.Sub(c.Start)
 		}
-		resp, err := p.send(r, headers, c, t) //nolint:bodyclose // relay closes it
+		resp, err := p.send(r, c, t)
 		if err == nil {
 			p.relay(w, r, c, res, resp, sent)
 			return
@@ -85,7 +84,6 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 		}
 		failed := t.EndpointID
 		avoid = func(id string) bool { return id == failed }
-		headers = headers.Clone() // the lost attempt may still be reading its own
 	}
 }
 
@@ -108,45 +106,79 @@ func (p *Proxy) unanswered(w http.ResponseWriter, r *http.Request, c *call, fail
 	p.finish(c.Exchange)
 }
 
-// send makes one attempt. The error is RoundTrip's own.
-func (p *Proxy) send(r *http.Request, headers http.Header, c *call, t *Target) (*http.Response, error) {
-	base, err := p.base(t.URL)
+// send makes one attempt. The error is the transport's own.
+func (p *Proxy) send(r *http.Request, c *call, t *Target) (*wire.Response, error) {
+	to, err := p.base(t.URL)
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
 	}
-	c.conn = nil
-	c.trace.GotConn = c.gotConn
-	out := r.WithContext(httptrace.WithClientTrace(r.Context(), &c.trace))
-	out.URL = &url.URL{Scheme: base.Scheme, Host: base.Host, Path: base.Path + r.URL.Path, RawQuery: r.URL.RawQuery}
-	if r.URL.RawPath != "" {
-		out.URL.RawPath = base.Path + r.URL.RawPath
-	}
 	if t.ForwardAuthorization && len(c.authorization) > 0 {
-		headers["Authorization"] = c.authorization
+		r.Header["Authorization"] = c.authorization
 	} else {
-		delete(headers, "Authorization")
+		delete(r.Header, "Authorization")
 	}
-	out.Header = headers
-	out.Host, out.RequestURI, out.TLS = base.Host, "", nil
-	out.TransferEncoding, out.Trailer, out.Close = nil, nil, false
-	out.Body, out.ContentLength = http.NoBody, 0
+	out := wire.Request{
+		Method: r.Method, Secure: to.secure, Address: to.address, Host: to.host,
+		Target: target(to.path, r.URL), Header: r.Header,
+	}
 	if pl := c.plan; pl.body != nil {
 		var list []edit
 		if pl.json {
 			list, c.strip, c.cut = pl.facts.edits(pl.body.b, t.ServedModel, c.route.stream, t.ContinuousUsage)
 		}
-		out.Body, out.ContentLength = sendable(pl.body, list)
+		pl.pieces = splice(pl.pieces[:0], pl.body.b, list)
+		out.Body, out.Keeper = pl.pieces, pl.body
 	}
-	return p.options.Transport.RoundTrip(out)
+	return p.options.Transport.Do(r.Context(), &out)
 }
 
-// gotConn notes the connection an attempt uses.
-func (c *call) gotConn(info httptrace.GotConnInfo) {
-	conn := info.Conn
-	if over, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
-		conn = over.NetConn()
+// target is the path and query an engine is asked for.
+func target(base string, u *url.URL) string {
+	path := u.EscapedPath()
+	if base != "" {
+		path = base + path
 	}
-	c.conn, _ = conn.(*engineConn)
+	if u.RawQuery != "" || u.ForceQuery {
+		return path + "?" + u.RawQuery
+	}
+	return path
+}
+
+// base is a parsed engine URL.
+type base struct {
+	secure              bool
+	address, host, path string
+}
+
+// maxBases bounds the parsed engine URLs that are kept; past it they are
+// parsed anew until the map has been emptied.
+const maxBases = 8192
+
+func (p *Proxy) base(text string) (*base, error) {
+	if b, ok := p.bases.Load(text); ok {
+		return b.(*base), nil
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	if u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("parse engine URL %q: want http://HOST:PORT or https://HOST:PORT", text)
+	}
+	b := &base{secure: u.Scheme == "https", address: u.Host, host: u.Host, path: strings.TrimSuffix(u.EscapedPath(), "/")}
+	if u.Port() == "" {
+		port := "80"
+		if b.secure {
+			port = "443"
+		}
+		b.address = net.JoinHostPort(u.Hostname(), port)
+	}
+	if p.baseSize.Add(1) > maxBases {
+		p.bases.Clear()
+		p.baseSize.Store(1)
+	}
+	p.bases.Store(text, b)
+	return b, nil
 }
 
 // classify says what an attempt's error means for the endpoint.
@@ -168,31 +200,31 @@ func classify(ctx context.Context, err error) Failure {
 // resetBeforeByte says whether err is the transport's word for a connection
 // that ended before a response byte, as against a broken response.
 func resetBeforeByte(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
-		strings.Contains(err.Error(), "server closed idle connection")
+	var lost *wire.LostError
+	return errors.As(err, &lost) && lost.BeforeByte
 }
 
 // relay passes the answer on.
-func (p *Proxy) relay(w http.ResponseWriter, r *http.Request, c *call, res Reservation, resp *http.Response, sent time.Time) {
+func (p *Proxy) relay(w http.ResponseWriter, r *http.Request, c *call, res Reservation, resp *wire.Response, sent time.Time) {
 	// No retry can follow, and the engine has the request: let go of it. An
 	// early answer may leave the transport sending, so that holds its own share.
 	p.drop(c)
 	header := w.Header()
-	copyResponseHeaders(header, resp.Header)
+	copyResponseHeaders(header, resp.Fields)
 	header[ReasonHeader] = []string{c.Reason}
-	c.Status = resp.StatusCode
-	a := &answer{p: p, w: w, r: r, c: c, res: res, body: resp.Body, sent: sent, pending: true}
-	if isEventStream(resp.Header) && r.Method != http.MethodHead {
+	c.Status = resp.Status
+	a := &answer{p: p, w: w, r: r, c: c, res: res, resp: resp, sent: sent, pending: true}
+	defer resp.Close()
+	if isEventStream(header) && r.Method != http.MethodHead {
 		if c.strip || c.cut {
 			delete(header, "Content-Length")
 		}
-		a.delimited = resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0
-		w.WriteHeader(resp.StatusCode)
+		w.WriteHeader(resp.Status)
 		a.stream()
 		return
 	}
-	w.WriteHeader(resp.StatusCode)
-	a.copy(resp.ContentLength)
+	w.WriteHeader(resp.Status)
+	a.copy(resp.Length)
 }
 
 func isEventStream(h http.Header) bool {

@@ -6,7 +6,10 @@ import (
 	"net"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strings"
+
+	"github.com/hearth-dev/hearth/router/proxy/wire"
 )
 
 // hopByHop headers belong to one connection and are removed both ways, as are
@@ -34,7 +37,6 @@ func isOwned(name string) bool { return strings.HasPrefix(name, "X-Hearth-") }
 
 var (
 	identityEncoding = []string{"identity"}
-	noUserAgent      = []string{""}
 	http1Proto       = []string{"http"}
 	httpsProto       = []string{"https"}
 )
@@ -60,9 +62,6 @@ func (p *Proxy) upstreamHeaders(r *http.Request, id string) (authorization []str
 		delete(h, http.CanonicalHeaderKey(p.options.ConsumerHeader))
 	}
 	h["Accept-Encoding"] = identityEncoding
-	if h["User-Agent"] == nil {
-		h["User-Agent"] = noUserAgent // keeps the transport from naming itself
-	}
 	if client, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
 		if before := h["X-Forwarded-For"]; len(before) > 0 && p.options.TrustForwarded {
 			client = strings.Join(before, ", ") + ", " + client
@@ -81,17 +80,45 @@ func (p *Proxy) upstreamHeaders(r *http.Request, id string) (authorization []str
 	return authorization
 }
 
-// copyResponseHeaders moves the engine's end-to-end headers to the client's
-// answer; the router's own headers stay as they are set.
-func copyResponseHeaders(to, from http.Header) {
-	removeHopByHop(from)
-	for name, values := range from {
-		if isOwned(name) || name == "X-Request-Id" {
+// copyResponseHeaders gives the client the engine's end-to-end headers; the
+// router's own headers stay as they are set.
+func copyResponseHeaders(to http.Header, from []wire.Field) {
+	connection := ""
+	values := make([]string, len(from))
+	for i := range from {
+		f := &from[i]
+		switch f.Name {
+		case "X-Request-Id":
+			continue
+		case "Connection":
+			if connection != "" {
+				connection += ","
+			}
+			connection += f.Value
 			continue
 		}
-		to[name] = values
+		if isOwned(f.Name) || isHopByHop(f.Name) {
+			continue
+		}
+		if have := to[f.Name]; have != nil {
+			to[f.Name] = append(have, f.Value)
+			continue
+		}
+		values[i] = f.Value
+		to[f.Name] = values[i : i+1 : i+1]
+	}
+	if connection == "" {
+		return
+	}
+	for name := range strings.SplitSeq(connection, ",") {
+		name = http.CanonicalHeaderKey(textproto.TrimString(name))
+		if name != "X-Request-Id" && !isOwned(name) {
+			delete(to, name)
+		}
 	}
 }
+
+func isHopByHop(name string) bool { return slices.Contains(hopByHop[:], name) }
 
 const maxRequestID = 128
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptrace"
 	"os"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ type plan struct {
 	walk   walker
 	req    pick.Request
 	body   *bodyBuffer // nil for requests without a body
+	pieces [][]byte    // body as it is sent, with splices
 	json   bool        // body is a JSON object: splices apply
 	weight int64       // bytes counted against MaxBufferedBytes
 }
@@ -35,7 +35,8 @@ func (p *Proxy) drop(c *call) {
 	}
 	c.plan = nil
 	if pl.body != nil {
-		pl.body.release()
+		pl.body.Release()
+		clear(pl.pieces)
 	}
 	p.buffered.Add(-pl.weight)
 	keys := pl.walk.keys
@@ -54,8 +55,6 @@ type call struct {
 	prompt        int // estimated prompt tokens
 	authorization []string
 	strip, cut    bool // what the stream scanner must take out again
-	trace         httptrace.ClientTrace
-	conn          *engineConn // of the last attempt; nil if the transport is not ours
 }
 
 // inference handles every path whose request goes to an engine by model.

@@ -3,9 +3,7 @@ package proxy
 import (
 	"context"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/router/pick"
+	"github.com/hearth-dev/hearth/router/proxy/wire"
 )
 
 // Defaults of Options.
@@ -25,7 +24,7 @@ const (
 // Options configure a Proxy. Balancer is required.
 type Options struct {
 	Balancer  Balancer
-	Transport http.RoundTripper // to the engines; nil means NewTransport with its defaults
+	Transport *wire.Transport // to the engines; nil means one with its defaults
 	// MaxBodyBytes is the longest request body; a longer one gets 413. 0 = DefaultMaxBodyBytes.
 	MaxBodyBytes int
 	// MaxBufferedBytes bounds all request bodies held at one time; a request
@@ -50,7 +49,7 @@ type Proxy struct {
 	options  Options
 	balancer Balancer
 	budget   *retryBudget
-	bases    sync.Map // engine base URL as text -> *url.URL
+	bases    sync.Map // engine base URL as text -> *base
 	baseSize atomic.Int64
 	buffered atomic.Int64
 	inflight atomic.Int64
@@ -59,7 +58,7 @@ type Proxy struct {
 // New returns a Proxy. It starts nothing.
 func New(o Options) *Proxy {
 	if o.Transport == nil {
-		o.Transport = NewTransport(TransportOptions{})
+		o.Transport = wire.New(wire.Options{})
 	}
 	if o.MaxBodyBytes <= 0 {
 		o.MaxBodyBytes = DefaultMaxBodyBytes
@@ -87,34 +86,6 @@ func New(o Options) *Proxy {
 
 // InFlight is the number of requests being handled now.
 func (p *Proxy) InFlight() int64 { return p.inflight.Load() }
-
-// TransportOptions shape the connections to engines.
-type TransportOptions struct {
-	DialTimeout time.Duration // 0 = 2 s
-	// HeaderTimeout bounds the wait for response headers; 0 = none, since a
-	// generation that does not stream answers only when it is done.
-	HeaderTimeout time.Duration
-}
-
-// idleTimeout ends idle engine connections before uvicorn's 5 s do, which would
-// race with a request just being sent.
-const idleTimeout = 4 * time.Second
-
-// NewTransport is the client side of the proxy: HTTP/1.1, no proxy from the
-// environment, no transparent compression.
-func NewTransport(o TransportOptions) *http.Transport {
-	if o.DialTimeout <= 0 {
-		o.DialTimeout = 2 * time.Second
-	}
-	dialer := &net.Dialer{Timeout: o.DialTimeout, KeepAlive: 15 * time.Second}
-	return &http.Transport{
-		DialContext:           dialEngine(dialer),
-		DisableCompression:    true,
-		MaxIdleConnsPerHost:   1024,
-		IdleConnTimeout:       idleTimeout,
-		ResponseHeaderTimeout: o.HeaderTimeout,
-	}
-}
 
 // ServeHTTP implements http.Handler.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -209,26 +180,6 @@ func (p *Proxy) plain(w http.ResponseWriter, r *http.Request, contentType, body 
 	if r.Method != http.MethodHead {
 		_, _ = w.Write([]byte(body))
 	}
-}
-
-// maxBases bounds the parsed engine URLs that are kept; past it they are
-// parsed anew until the map has been emptied.
-const maxBases = 8192
-
-func (p *Proxy) base(text string) (*url.URL, error) {
-	if u, ok := p.bases.Load(text); ok {
-		return u.(*url.URL), nil
-	}
-	u, err := url.Parse(text)
-	if err != nil {
-		return nil, err
-	}
-	if p.baseSize.Add(1) > maxBases {
-		p.bases.Clear()
-		p.baseSize.Store(1)
-	}
-	p.bases.Store(text, u)
-	return u, nil
 }
 
 // needs gives the capabilities a request depends on, without allocating.

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hearth-dev/hearth/router/proxy/wire"
 )
 
 const chat = `{"model":"m","messages":[{"role":"user","content":"hi"}]}`
@@ -361,7 +363,7 @@ func TestAnEngineThatIsSlowToAnswerIsNeverAskedTwice(t *testing.T) {
 		asked <- struct{}{}
 		<-r.Context().Done()
 	}
-	r := newRig(t, Options{Transport: NewTransport(TransportOptions{HeaderTimeout: 50 * time.Millisecond})}, slow, slow)
+	r := newRig(t, Options{Transport: wire.New(wire.Options{HeaderTimeout: 50 * time.Millisecond})}, slow, slow)
 	resp, got := r.post(t, "/v1/chat/completions", chat)
 	wantError(t, resp, got, 504, "engine_timeout")
 	if len(asked) != 1 || (<-r.done).Outcome != "timeout" {

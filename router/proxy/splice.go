@@ -1,9 +1,7 @@
 package proxy
 
 import (
-	"bytes"
 	"encoding/json"
-	"io"
 	"slices"
 	"sync/atomic"
 )
@@ -73,9 +71,11 @@ type bodyBuffer struct {
 	refs atomic.Int32
 }
 
-func (s *bodyBuffer) hold() { s.refs.Add(1) }
+// Hold takes a share.
+func (s *bodyBuffer) Hold() { s.refs.Add(1) }
 
-func (s *bodyBuffer) release() {
+// Release gives a share back.
+func (s *bodyBuffer) Release() {
 	if s.refs.Add(-1) == 0 {
 		b := s.b
 		s.b = nil
@@ -83,101 +83,19 @@ func (s *bodyBuffer) release() {
 	}
 }
 
-// splicedBody reads a body with edits applied. The transport owns it from
-// RoundTrip until Close.
-type splicedBody struct {
-	shared *bodyBuffer
-	list   []edit
-	pos    int // next byte of the body
-	cut    int // bytes of list[0].text already read
-	closed atomic.Bool
-	reads  atomic.Int32 // guards the buffer against a Close that overtakes a Read
-}
-
-func newSplicedBody(shared *bodyBuffer, list []edit) *splicedBody {
-	shared.hold()
-	s := &splicedBody{shared: shared, list: list}
-	s.reads.Store(1)
-	return s
-}
-
-// copyBelow is the size up to which a body is copied with its splices into
-// memory of its own. The transport sends headers and body in one write only
-// where it knows the body to be in memory.
-const copyBelow = 16 << 10
-
-// sendable is a body with edits applied, and its length.
-func sendable(shared *bodyBuffer, list []edit) (io.ReadCloser, int64) {
-	s := splicedBody{shared: shared, list: list}
-	n := s.length()
-	if n > copyBelow {
-		return newSplicedBody(shared, list), n
-	}
-	b := make([]byte, 0, n)
+// splice appends the pieces of body with edits applied.
+func splice(pieces [][]byte, body []byte, list []edit) [][]byte {
 	pos := 0
+	add := func(p []byte) {
+		if len(p) > 0 {
+			pieces = append(pieces, p)
+		}
+	}
 	for _, e := range list {
-		b = append(append(b, shared.b[pos:e.off]...), e.text...)
+		add(body[pos:e.off])
+		add([]byte(e.text))
 		pos = e.end
 	}
-	return io.NopCloser(bytes.NewReader(append(b, shared.b[pos:]...))), n
-}
-
-// length is the number of bytes the reader yields.
-func (s *splicedBody) length() int64 {
-	n := len(s.shared.b)
-	for _, e := range s.list {
-		n += len(e.text) - (e.end - e.off)
-	}
-	return int64(n)
-}
-
-// Read implements io.Reader.
-func (s *splicedBody) Read(p []byte) (int, error) {
-	if s.reads.Add(1) <= 1 {
-		return 0, io.ErrClosedPipe
-	}
-	defer s.letGo()
-	if s.closed.Load() {
-		return 0, io.ErrClosedPipe
-	}
-	body := s.shared.b
-	n := 0
-	for n < len(p) {
-		if len(s.list) > 0 && s.pos == s.list[0].off {
-			c := copy(p[n:], s.list[0].text[s.cut:])
-			n += c
-			if s.cut += c; s.cut == len(s.list[0].text) {
-				s.pos, s.cut, s.list = s.list[0].end, 0, s.list[1:]
-			}
-			continue
-		}
-		limit := len(body)
-		if len(s.list) > 0 {
-			limit = s.list[0].off
-		}
-		if s.pos == limit {
-			break
-		}
-		c := copy(p[n:], body[s.pos:limit])
-		n += c
-		s.pos += c
-	}
-	if n == 0 && len(p) > 0 {
-		return 0, io.EOF
-	}
-	return n, nil
-}
-
-// Close implements io.Closer; it may run beside a Read and more than once.
-func (s *splicedBody) Close() error {
-	if s.closed.CompareAndSwap(false, true) {
-		s.letGo()
-	}
-	return nil
-}
-
-func (s *splicedBody) letGo() {
-	if s.reads.Add(-1) == 0 {
-		s.shared.release()
-	}
+	add(body[pos:])
+	return pieces
 }
