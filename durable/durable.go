@@ -138,8 +138,11 @@ func writeSynced(f File, data []byte, perm fs.FileMode) error {
 	return f.Sync()
 }
 
+// ErrTooLong is wrapped where a file is longer than its reader allows.
+var ErrTooLong = errors.New("file is too long")
+
 // ReadFile reads a whole file that may have at most limit bytes; a longer one
-// is an error, not a truncated answer.
+// gives ErrTooLong, not a truncated answer.
 func ReadFile(fsys FS, path string, limit int64) (data []byte, err error) {
 	f, err := fsys.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {
@@ -151,7 +154,7 @@ func ReadFile(fsys FS, path string, limit int64) (data []byte, err error) {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("read %s: longer than the %d bytes allowed", path, limit)
+		return nil, fmt.Errorf("read %s: %w: longer than the %d bytes allowed", path, ErrTooLong, limit)
 	}
 	return data, nil
 }

@@ -67,6 +67,7 @@ type landing struct {
 	chunker *artifact.Chunker
 	hashed  int64 // equals chunker.Size() while nobody hashes
 	done    bool
+	ended   bool  // it stopped and its file was not committed from it
 	err     error // why it will never be committed
 }
 
@@ -82,19 +83,10 @@ func (s *Store) bitsPath(sha artifact.Digest) string {
 // reservation. One landing per digest may be open at a time; the puller's
 // file flights see to that.
 func (s *Store) land(ctx context.Context, f artifact.File, segment int64, room *reservation) (*landing, error) {
-	for {
-		s.mu.Lock()
-		if !s.removing[f.SHA256] {
-			break
-		}
-		wait := s.freed.wait()
-		s.mu.Unlock()
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
+	if err := s.waitRemoved(ctx, f.SHA256, false); err != nil {
+		return nil, err
 	}
+	s.mu.Lock()
 	_, resumable := s.partial[f.SHA256]
 	s.mu.Unlock()
 	l := &landing{s: s, sha: f.SHA256, size: f.Size, segment: segment, chunker: artifact.NewChunker()}
@@ -500,18 +492,8 @@ func (l *landing) finish() error {
 	}
 	blob := s.blobPath(l.sha)
 	err := func() error {
-		if len(chunks) > 1 {
-			data := make([]byte, 0, len(chunks)*len(l.sha))
-			for _, c := range chunks {
-				data = append(data, c[:]...)
-			}
-			path := s.chunksPath(l.sha)
-			if err := durable.MkdirAllSynced(s.fs, filepath.Dir(path), 0o700); err != nil {
-				return err
-			}
-			if err := durable.WriteFile(s.fs, path, data, 0o600); err != nil {
-				return err
-			}
+		if err := s.writeChunks(l.sha, chunks); err != nil {
+			return err
 		}
 		if err := l.part.Chmod(0o444); err != nil {
 			return err
@@ -559,6 +541,14 @@ func (l *landing) fail(err error) {
 	}
 	l.changed.fire()
 	l.front.fire()
+}
+
+// end tells readers that nothing more comes of this landing.
+func (l *landing) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	l.changed.fire()
 }
 
 // idle waits until no stream uses the open files.

@@ -466,7 +466,9 @@ func (w *worker) do(ctx context.Context, j *job) error {
 	}
 	err := w.fetch(ctx, j.landing, j.segment, f)
 	if err == nil {
-		err = j.landing.seal(j.segment)
+		if err = j.landing.seal(j.segment); err != nil {
+			err = fmt.Errorf("fetch file %s: %w", f.Path, err)
+		}
 	}
 	j.landing.giveBack(j.segment)
 	if err != nil && j.landing.failure() != nil && ctx.Err() == nil {
@@ -502,6 +504,7 @@ func (p *Puller) runFile(ctx context.Context, ff *fileFlight, l *landing) {
 	if err != nil {
 		cancelled := ctx.Err() != nil && l.failure() == nil
 		l.idle()
+		l.end()
 		if errors.Is(err, ErrMismatch) || l.bits == nil {
 			err = errors.Join(err, l.discard())
 		} else {

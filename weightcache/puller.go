@@ -258,7 +258,7 @@ func (p *Puller) Open(ctx context.Context, m *artifact.Manifest, path string) (*
 		return nil, fmt.Errorf("open file %s of %s: %w", path, m.Ref, context.Cause(ctx))
 	}
 	p.store.use(m.Digest)
-	r := &Reader{p: p, file: f, path: path}
+	r := &Reader{p: p, file: f, path: path, damage: p.store.damageOf(f.SHA256)}
 	blob, err := p.store.openBlob(f.SHA256)
 	if err == nil {
 		r.blob = blob

@@ -22,6 +22,7 @@ type Reader struct {
 
 	mu      sync.Mutex
 	blob    durable.File // the committed file
+	damage  int          // how often it had been found damaged when blob was opened
 	landing *landing     // the landing whose bytes were given out
 	part    durable.File // its file
 	closed  bool
@@ -31,8 +32,13 @@ type Reader struct {
 func (r *Reader) Size() int64 { return r.file.Size }
 
 // File is the committed and verified file, to be read at any offset (sendfile)
-// until Close, or nil while it is landing.
+// until Close. It is nil while the file is landing, and for good where bytes
+// given out before are not those of the committed file or where that was found
+// damaged since: ReadAt then says so.
 func (r *Reader) File() *os.File {
+	if bound := r.bound(); bound != nil && !bound.committed() {
+		return nil
+	}
 	blob, err := r.committed()
 	if err != nil || blob == nil {
 		return nil
@@ -47,8 +53,9 @@ func (r *Reader) File() *os.File {
 // len(p); it waits for bytes that have not arrived. At the end of the file it
 // gives io.EOF. Bytes of the last segment are given only once the whole file's
 // digest is right; where it is not, and bytes were given before, every later
-// call gives an error that wraps ErrMismatch. A failed pull's error is passed
-// on.
+// call gives an error that wraps ErrMismatch, and so it does once the committed
+// file it reads was found damaged. All bytes a Reader gives are of one landing;
+// where that ends without a commit, the pull's error is passed on.
 func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read file %s: %w: offset %d", r.path, artifact.ErrInvalid, off)
@@ -64,6 +71,9 @@ func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		n, err := r.tryRead(p, off)
 		if n > 0 || err != nil {
 			return n, err
+		}
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
 		}
 		scheduled, written, err := r.waiting(off)
 		if err != nil {
@@ -90,26 +100,37 @@ func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 }
 
+// bound is the landing whose bytes were given out, nil where none were.
+func (r *Reader) bound() *landing {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.landing
+}
+
 // tryRead reads what is there now; 0, nil means that it must wait.
 func (r *Reader) tryRead(p []byte, off int64) (int, error) {
-	r.mu.Lock()
-	bound := r.landing
-	r.mu.Unlock()
+	bound := r.bound()
 	if bound != nil {
 		if err := bound.failure(); errors.Is(err, ErrMismatch) {
 			return 0, fmt.Errorf("read file %s: %w", r.path, err)
 		}
 	}
-	blob, err := r.committed()
-	if err != nil {
-		return 0, err
-	}
-	if blob != nil {
-		n, err := blob.ReadAt(p, off)
-		if n > 0 {
-			return n, nil
+	// What another landing committed need not be what this one gave out.
+	if bound == nil || bound.committed() {
+		blob, err := r.committed()
+		if err != nil {
+			return 0, err
 		}
-		return 0, fmt.Errorf("read file %s: %w", r.path, err)
+		if blob != nil {
+			n, err := blob.ReadAt(p, off)
+			if n > 0 {
+				return n, nil
+			}
+			return 0, fmt.Errorf("read file %s: %w", r.path, err)
+		}
+		if bound != nil {
+			return 0, fmt.Errorf("read file %s: %w: it was taken out of the store", r.path, ErrNotReady)
+		}
 	}
 	l := r.p.landingOf(r.pull, r.file.SHA256)
 	if l == nil || bound != nil && l != bound {
@@ -144,10 +165,12 @@ func (r *Reader) waiting(off int64) (scheduled, written <-chan struct{}, err err
 		return nil, nil, fmt.Errorf("read file %s: %w", r.path, ErrNotReady)
 	}
 	wait, l := r.p.waitLanding(r.pull, r.file.SHA256)
-	if bound != nil {
+	switch {
+	case bound != nil && bound.over():
+		return wait, nil, nil // only the end of the pull says more
+	case bound != nil:
 		l = bound
-	}
-	if l == nil {
+	case l == nil:
 		if r.p.store.has(r.file.SHA256) {
 			return nil, nil, nil
 		}
@@ -168,7 +191,11 @@ func (r *Reader) committed() (durable.File, error) {
 	if closed {
 		return nil, fmt.Errorf("read file %s: %w", r.path, os.ErrClosed)
 	}
+	damage := r.p.store.damageOf(r.file.SHA256)
 	if blob != nil {
+		if damage != r.damage {
+			return nil, fmt.Errorf("read file %s: %w: it was found damaged while it was read", r.path, ErrMismatch)
+		}
 		return blob, nil
 	}
 	blob, err := r.p.store.openBlob(r.file.SHA256)
@@ -180,6 +207,9 @@ func (r *Reader) committed() (durable.File, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.blob == nil {
+		r.damage = damage
+	}
 	return r.keepLocked(&r.blob, blob)
 }
 
@@ -201,9 +231,12 @@ func (r *Reader) keepLocked(slot *durable.File, f durable.File) (durable.File, e
 // bind opens the part of a landing; nil where it ended meanwhile.
 func (r *Reader) bind(l *landing) (durable.File, error) {
 	r.mu.Lock()
-	part := r.part
+	part, bound := r.part, r.landing
 	r.mu.Unlock()
 	if part != nil {
+		if bound != l {
+			return nil, nil //nolint:nilnil // another call bound another landing
+		}
 		return part, nil
 	}
 	part, err := r.p.store.fs.OpenFile(r.p.store.partPath(l.sha), os.O_RDONLY, 0)
@@ -220,7 +253,12 @@ func (r *Reader) bind(l *landing) (durable.File, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.landing = l
+	if r.part == nil {
+		r.landing = l
+	}
+	if r.landing != l {
+		return nil, part.Close()
+	}
 	return r.keepLocked(&r.part, part)
 }
 
@@ -274,6 +312,20 @@ func (l *landing) waitReadable(off int64) <-chan struct{} {
 		return nil
 	}
 	return l.changed.wait()
+}
+
+// committed reports whether the file was published from this landing.
+func (l *landing) committed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.done
+}
+
+// over reports whether this landing ended and its file was not published.
+func (l *landing) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ended
 }
 
 func (l *landing) failure() error {

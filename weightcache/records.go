@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -46,67 +47,46 @@ func (s *Store) supersededPath(m *artifact.Manifest) string {
 	return s.path(refsDir, recordName(m.Ref)+supersededTag+m.Digest.Short()+recordSuffix)
 }
 
-// loadRecords reads every record. A bad one is moved to quarantine; one of a
-// newer version stops the open before anything changes.
+// loadRecords reads every record. A bad one is moved to quarantine. One of a
+// newer version, or one that cannot be read now, stops the open before anything
+// changes: its artifact's files would else be removed as nobody's.
 func (s *Store) loadRecords() error {
 	entries, err := s.fs.ReadDir(s.path(refsDir))
 	if err != nil {
 		return err
 	}
 	var bad []string
-	var superseded []string
-	read := func(path string) *artifact.Manifest {
-		data, err := durable.ReadFile(s.fs, path, artifact.MaxManifestBytes)
-		var m *artifact.Manifest
-		if err == nil {
-			m, err = artifact.DecodeManifest(data)
-		}
-		if err == nil {
-			return m
-		}
-		if !errors.Is(err, artifact.ErrNewer) {
-			s.log.Error("record is unreadable, moving it to quarantine", slog.String("path", path), slog.Any("error", err))
-			bad = append(bad, path)
-		}
-		return nil
-	}
+	var superseded []*artifact.Manifest
+	supersededPaths := map[*artifact.Manifest]string{}
 	for _, e := range entries {
 		path := s.path(refsDir, e.Name())
+		if !strings.HasSuffix(e.Name(), recordSuffix) || durable.IsTemp(e.Name()) || e.IsDir() {
+			bad = append(bad, path)
+			continue
+		}
+		m, err := s.readRecord(path)
 		switch {
-		case !strings.HasSuffix(e.Name(), recordSuffix):
+		case errors.Is(err, artifact.ErrNewer):
+			return fmt.Errorf("%w: record %s", ErrNewer, e.Name())
+		case errors.Is(err, artifact.ErrInvalid), errors.Is(err, durable.ErrTooLong), errors.Is(err, syscall.EIO):
+			s.log.Error("record is unreadable, moving it to quarantine", slog.String("path", path), slog.Any("error", err))
 			bad = append(bad, path)
-			continue
-		case durable.IsTemp(e.Name()):
-			bad = append(bad, path)
-			continue
+		case err != nil:
+			return err
 		case strings.Contains(e.Name(), supersededTag):
-			superseded = append(superseded, path)
-			continue
-		}
-		if data, err := durable.ReadFile(s.fs, path, artifact.MaxManifestBytes); err == nil {
-			if _, err := artifact.DecodeManifest(data); errors.Is(err, artifact.ErrNewer) {
-				return fmt.Errorf("%w: record %s", ErrNewer, e.Name())
-			}
-		}
-		m := read(path)
-		if m == nil {
-			continue
-		}
-		if s.recordPath(m.Ref) != path {
+			superseded = append(superseded, m)
+			supersededPaths[m] = path
+		case s.recordPath(m.Ref) != path:
 			s.log.Error("record has another ref's name, moving it to quarantine", slog.String("path", path))
 			bad = append(bad, path)
-			continue
+		default:
+			s.refs[m.Ref] = m
+			s.addRecordLocked(m)
 		}
-		s.refs[m.Ref] = m
-		s.addRecordLocked(m)
 	}
-	for _, path := range superseded {
-		m := read(path)
-		if m == nil {
-			continue
-		}
+	for _, m := range superseded {
 		if s.artifacts[m.Digest] != nil {
-			bad = append(bad, path) // the ref did not move on after all
+			bad = append(bad, supersededPaths[m]) // the ref did not move on after all
 			continue
 		}
 		s.addRecordLocked(m)
@@ -119,11 +99,24 @@ func (s *Store) loadRecords() error {
 	return s.loadReady()
 }
 
+// readRecord reads and checks one record.
+func (s *Store) readRecord(path string) (*artifact.Manifest, error) {
+	data, err := durable.ReadFile(s.fs, path, artifact.MaxManifestBytes)
+	if err != nil {
+		return nil, err
+	}
+	m, err := artifact.DecodeManifest(data)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return m, nil
+}
+
 // addRecordLocked makes an artifact known; the first manifest of a digest stays.
 func (s *Store) addRecordLocked(m *artifact.Manifest) *record {
 	r := s.artifacts[m.Digest]
 	if r == nil {
-		r = &record{m: m, views: map[string]bool{}, lastUsed: s.now()}
+		r = &record{m: m, views: map[string]bool{}, hubRefs: map[artifact.Ref]string{}, lastUsed: s.now()}
 		s.artifacts[m.Digest] = r
 	}
 	return r
@@ -221,16 +214,24 @@ func (s *Store) pinned(ref artifact.Ref) (*artifact.Manifest, bool) {
 }
 
 // markReady records durably that the artifact's structure was found right.
+// Where a file was found damaged meanwhile it fails with ErrNotReady: its links
+// in views are to come first.
 func (s *Store) markReady(digest artifact.Digest) error {
-	if err := durable.WriteFile(s.fs, s.path(readyDir, digest.String()), nil, 0o600); err != nil {
+	marker := s.path(readyDir, digest.String())
+	if err := durable.WriteFile(s.fs, marker, nil, 0o600); err != nil {
 		return err
 	}
 	s.mu.Lock()
-	if r := s.artifacts[digest]; r != nil {
+	r := s.artifacts[digest]
+	complete := r != nil && len(s.missingLocked(r.m)) == 0
+	if complete {
 		r.checked = true
 		r.lastUsed = s.now()
 	}
 	s.mu.Unlock()
+	if !complete {
+		return errors.Join(fmt.Errorf("mark artifact %s: %w: a file was found damaged meanwhile", digest.Short(), ErrNotReady), s.removeSynced(marker))
+	}
 	s.notify()
 	return nil
 }
@@ -272,30 +273,4 @@ func (s *Store) missingLocked(m *artifact.Manifest) []artifact.File {
 		}
 	}
 	return missing
-}
-
-// Chunks gives the chunk list of a committed file, see artifact.Chunker.
-func (s *Store) Chunks(sha artifact.Digest) ([]artifact.Digest, error) {
-	s.mu.Lock()
-	size, found := s.blobs[sha]
-	s.mu.Unlock()
-	if !found {
-		return nil, fmt.Errorf("read chunks of file %s: %w", sha.Short(), ErrNotReady)
-	}
-	count := artifact.ChunkCount(size)
-	if count == 1 {
-		return []artifact.Digest{sha}, nil
-	}
-	data, err := durable.ReadFile(s.fs, s.chunksPath(sha), int64(count*len(sha)))
-	if err != nil {
-		return nil, fmt.Errorf("read chunks of file %s: %w", sha.Short(), err)
-	}
-	if len(data) != count*len(sha) || artifact.Digest(data[len(data)-len(sha):]) != sha {
-		return nil, fmt.Errorf("read chunks of file %s: %w: %d bytes", sha.Short(), artifact.ErrInvalid, len(data))
-	}
-	chunks := make([]artifact.Digest, 0, count)
-	for part := range slices.Chunk(data, len(sha)) {
-		chunks = append(chunks, artifact.Digest(part))
-	}
-	return chunks, nil
 }

@@ -3,7 +3,6 @@ package weightcache
 import (
 	"context"
 	"crypto/sha1" //nolint:gosec // git names its blobs so
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -274,7 +273,7 @@ func (p *Puller) digestOnce(ctx context.Context, src source.Source, l *artifact.
 	}()
 	git := sha1.New() //nolint:gosec // git names its blobs so
 	_, _ = fmt.Fprintf(git, "blob %d\x00", f.Size)
-	content := sha256.New()
+	content := artifact.NewChunker()
 	if f.Size > 0 {
 		err = p.receive(ctx, src, l, f, 0, f.Size, func(piece []byte) error {
 			_, _ = git.Write(piece)
@@ -300,13 +299,26 @@ func (p *Puller) digestOnce(ctx context.Context, src source.Source, l *artifact.
 	if err != nil {
 		return sha, err
 	}
-	sha = artifact.Digest(content.Sum(nil))
-	return sha, s.adopt(temp, sha, f.Size)
+	sha, chunks := content.Sum()
+	return sha, s.adopt(ctx, temp, sha, f.Size, chunks)
 }
 
-// adopt publishes a file whose digest was just computed from its bytes.
-func (s *Store) adopt(temp string, sha artifact.Digest, size int64) error {
+// adopt publishes a file whose digest was just computed from its bytes. It
+// waits for a removal of the same file, which would take the new one too.
+func (s *Store) adopt(ctx context.Context, temp string, sha artifact.Digest, size int64, chunks []artifact.Digest) error {
+	if err := s.waitRemoved(ctx, sha, true); err != nil {
+		return err
+	}
+	defer func() {
+		s.mu.Lock()
+		delete(s.removing, sha)
+		s.freed.fire()
+		s.mu.Unlock()
+	}()
 	blob := s.blobPath(sha)
+	if err := s.writeChunks(sha, chunks); err != nil {
+		return fmt.Errorf("%w: %w", errWrite, err)
+	}
 	if err := durable.MkdirAllSynced(s.fs, filepath.Dir(blob), 0o700); err != nil {
 		return fmt.Errorf("%w: %w", errWrite, err)
 	}

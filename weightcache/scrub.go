@@ -3,7 +3,6 @@ package weightcache
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -179,6 +178,9 @@ func (p *Puller) checkFile(ctx context.Context, sha artifact.Digest, limiter *Li
 		result <- answer{good, err}
 	}()
 	a := <-result
+	if errors.Is(a.err, ErrNotReady) && p.store.isBad(sha) {
+		p.repair() // it was missing from the drive
+	}
 	if a.err != nil || a.good {
 		return a.good, a.err
 	}
@@ -187,11 +189,22 @@ func (p *Puller) checkFile(ctx context.Context, sha artifact.Digest, limiter *Li
 	if err := p.store.discard(sha); err != nil {
 		return false, err
 	}
+	p.repair()
+	return false, nil
+}
+
+// repair wakes Run's repairs.
+func (p *Puller) repair() {
 	select {
 	case p.repairs <- struct{}{}:
 	default:
 	}
-	return false, nil
+}
+
+func (s *Store) isBad(sha artifact.Digest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bad[sha]
 }
 
 // hashesTo reads a stored file and compares its digest.
@@ -204,12 +217,16 @@ func (s *Store) hashesTo(ctx context.Context, sha artifact.Digest, limiter *Limi
 	noReuse(f)
 	piece := pieces.Get().(*[pieceSize]byte)
 	defer pieces.Put(piece)
-	h := sha256.New()
+	h := artifact.NewChunker()
 	for {
 		n, err := f.Read(piece[:])
 		_, _ = h.Write(piece[:n])
 		if errors.Is(err, io.EOF) {
-			return artifact.Digest(h.Sum(nil)) == sha, nil
+			sum, chunks := h.Sum()
+			if sum != sha {
+				return false, nil
+			}
+			return true, s.mendChunks(sha, chunks)
 		}
 		if errors.Is(err, syscall.EIO) {
 			return false, nil // the drive cannot give the bytes: as good as wrong

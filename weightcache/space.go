@@ -317,6 +317,7 @@ func (s *Store) drop(digest artifact.Digest) error {
 	}
 	r.evicting = false
 	r.views = map[string]bool{}
+	r.hubRefs = map[artifact.Ref]string{}
 	if !referenced && r.busy == 0 {
 		delete(s.artifacts, digest)
 	}
@@ -324,6 +325,29 @@ func (s *Store) drop(digest artifact.Digest) error {
 	s.mu.Unlock()
 	s.notify()
 	return err
+}
+
+// waitRemoved waits until nobody changes the names of a file; claim then takes
+// that right, as if for a removal, until the caller deletes it from removing.
+func (s *Store) waitRemoved(ctx context.Context, sha artifact.Digest, claim bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.removing[sha] {
+		wait := s.freed.wait()
+		s.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	if claim {
+		s.removing[sha] = true
+	}
+	return nil
 }
 
 func (s *Store) removeIfThere(path string) error {
@@ -350,6 +374,8 @@ func (s *Store) discard(sha artifact.Digest) error {
 	}
 	delete(s.blobs, sha)
 	s.bad[sha] = true
+	s.damage[sha]++
+	s.damages++
 	s.removing[sha] = true
 	var holders []artifact.Digest
 	for digest, r := range s.artifacts {

@@ -83,7 +83,7 @@ func (s *Store) status(m *artifact.Manifest, landings map[artifact.Digest]*landi
 	if r := s.artifacts[m.Digest]; r != nil {
 		facts.checked, facts.evicting = r.checked, r.evicting
 		st.Leases, st.LastUsed = r.leases, r.lastUsed
-		st.Views = s.viewDirs(m.Digest, r)
+		st.Views = s.viewDirs(m, r)
 	}
 	slices.Sort(facts.damaged)
 	return st

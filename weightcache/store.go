@@ -83,6 +83,8 @@ type Store struct {
 	blobs     map[artifact.Digest]int64 // committed files and their bytes
 	partial   map[artifact.Digest]int64 // bytes allocated to files still landing
 	bad       map[artifact.Digest]bool  // found damaged and not replaced yet
+	damage    map[artifact.Digest]int   // how often each was found damaged since Open
+	damages   int                       // the sum of damage
 	removing  map[artifact.Digest]bool  // being unlinked
 	reserved  int64                     // bytes promised to pulls and not allocated yet
 	freed     signal                    // fires when removing or evicting shrinks
@@ -98,6 +100,9 @@ type record struct {
 	evicting bool
 	lastUsed time.Time
 	views    map[string]bool // kind of view -> published
+	// hubRefs are the refs, with their commits, that the hub view is known to
+	// hold: refs of one artifact share the view.
+	hubRefs map[artifact.Ref]string
 }
 
 // signal wakes everyone who waits for a change; the mutex of its owner guards it.
@@ -130,7 +135,7 @@ func Open(opts Options) (*Store, error) {
 		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
 		refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
-		bad: map[artifact.Digest]bool{}, removing: map[artifact.Digest]bool{},
+		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, removing: map[artifact.Digest]bool{},
 		watchers: map[chan struct{}]bool{},
 	}
 	if s.fs == nil {
@@ -278,6 +283,13 @@ func (s *Store) eachHex(root string, do func(sha artifact.Digest, path string) e
 	}
 	for _, d := range dirs {
 		dir := filepath.Join(root, d.Name())
+		if !d.IsDir() {
+			s.log.Warn("removing foreign file from the store", slog.String("path", dir))
+			if err := s.fs.Remove(dir); err != nil {
+				return err
+			}
+			continue
+		}
 		files, err := s.fs.ReadDir(dir)
 		if err != nil {
 			return err
@@ -408,9 +420,21 @@ func (s *Store) openBlob(sha artifact.Digest) (durable.File, error) {
 	}
 	f, err := s.fs.OpenFile(s.blobPath(sha), os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
+		// It was removed just now, or by a stranger: then it is damage.
+		if err := s.discard(sha); err != nil {
+			return nil, err
+		}
 		return nil, fmt.Errorf("open file %s: %w", sha.Short(), ErrNotReady)
 	}
 	return f, err
+}
+
+// damageOf is how often a file was found damaged since Open: a reader that
+// sees it change reads what is no longer trusted.
+func (s *Store) damageOf(sha artifact.Digest) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.damage[sha]
 }
 
 func (s *Store) has(sha artifact.Digest) bool {

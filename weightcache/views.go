@@ -35,26 +35,59 @@ func (s *Store) viewPath(kind string, digest artifact.Digest) string {
 // join when they are; calling again is cheap. Errors wrap ErrUnknown, or
 // ErrNotReady while a metadata file is missing.
 func (s *Store) FlatView(digest artifact.Digest) (string, error) {
-	m, present, err := s.viewFiles(digest)
-	if err != nil {
-		return "", fmt.Errorf("publish flat view: %w", err)
-	}
 	dir := s.viewPath(flatKind, digest)
-	err = s.publish(dir, func(root string) error {
-		for _, f := range m.Files {
-			if !present[f.SHA256] {
-				continue
+	err := s.publishAll(digest, flatKind, artifact.Ref{}, "", func(m *artifact.Manifest, present map[artifact.Digest]bool) error {
+		return s.publish(dir, func(root string) error {
+			for _, f := range m.Files {
+				if !present[f.SHA256] {
+					continue
+				}
+				if err := s.linkInto(root, f.Path, f.SHA256); err != nil {
+					return err
+				}
 			}
-			if err := s.linkInto(root, f.Path, f.SHA256); err != nil {
-				return err
-			}
-		}
-		return nil
+			return nil
+		})
 	})
 	if err != nil {
 		return "", fmt.Errorf("publish flat view of %s: %w", digest.Short(), err)
 	}
-	return dir, s.viewed(digest, flatKind)
+	return dir, nil
+}
+
+// publishAll publishes the files there are as a view, and again until none came
+// or went meanwhile: a file that lands beside a publication is in the view, and
+// one found damaged beside it is not.
+func (s *Store) publishAll(digest artifact.Digest, kind string, ref artifact.Ref, commit string,
+	publish func(m *artifact.Manifest, present map[artifact.Digest]bool) error,
+) error {
+	for {
+		m, present, damages, err := s.viewFiles(digest)
+		if err != nil {
+			return err
+		}
+		if err := publish(m, present); err != nil {
+			return err
+		}
+		if err := s.viewed(digest, kind, ref, commit); err != nil {
+			return err
+		}
+		_, after, damagesAfter, err := s.viewFiles(digest)
+		if err != nil {
+			return err
+		}
+		if damages == damagesAfter && maps.Equal(present, after) {
+			return nil
+		}
+		if damages != damagesAfter {
+			// A link made before the damage was found may point to it.
+			for _, f := range m.Files {
+				if err := s.unlinkFromViews(f.SHA256); err != nil {
+					return err
+				}
+			}
+		}
+	}
 }
 
 // HubView publishes a self-contained hub cache (for HF_HUB_CACHE) that holds
@@ -66,49 +99,52 @@ func (s *Store) HubView(m *artifact.Manifest) (string, error) {
 	if repo == "" {
 		return "", fmt.Errorf("publish hub view of %s: %w: only hub refs have one", m.Ref, artifact.ErrInvalid)
 	}
-	_, present, err := s.viewFiles(m.Digest)
-	if err != nil {
-		return "", fmt.Errorf("publish hub view: %w", err)
-	}
 	root := s.viewPath(hubKind, m.Digest)
-	err = s.publish(root, func(root string) error {
-		return s.writeIfAbsent(filepath.Join(root, "CACHEDIR.TAG"), []byte(cacheTag))
+	err := s.publishAll(m.Digest, hubKind, m.Ref, m.Commit, func(_ *artifact.Manifest, present map[artifact.Digest]bool) error {
+		err := s.publish(root, func(root string) error {
+			return s.writeIfAbsent(filepath.Join(root, "CACHEDIR.TAG"), []byte(cacheTag))
+		})
+		if err != nil {
+			return err
+		}
+		return s.publish(filepath.Join(root, repo), func(dir string) error { return s.fillRepo(dir, m, present) })
 	})
-	if err == nil {
-		err = s.publish(filepath.Join(root, repo), func(dir string) error { return s.fillRepo(dir, m, present) })
-	}
 	if err != nil {
 		return "", fmt.Errorf("publish hub view of %s: %w", m.Ref, err)
 	}
-	return root, s.viewed(m.Digest, hubKind)
+	return root, nil
 }
 
-// viewFiles gives the manifest and which of its files are verified.
-func (s *Store) viewFiles(digest artifact.Digest) (*artifact.Manifest, map[artifact.Digest]bool, error) {
+// viewFiles gives the manifest, which of its files are verified, and how much
+// damage was found in the store so far.
+func (s *Store) viewFiles(digest artifact.Digest) (*artifact.Manifest, map[artifact.Digest]bool, int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.artifacts[digest]
 	if r == nil || r.evicting {
-		return nil, nil, fmt.Errorf("artifact %s: %w", digest.Short(), ErrUnknown)
+		return nil, nil, 0, fmt.Errorf("artifact %s: %w", digest.Short(), ErrUnknown)
 	}
 	present := map[artifact.Digest]bool{}
 	for _, f := range r.m.Files {
 		_, found := s.blobs[f.SHA256]
 		if !found && f.Kind == artifact.Metadata {
-			return nil, nil, fmt.Errorf("artifact %s: %w: file %s is missing", digest.Short(), ErrNotReady, f.Path)
+			return nil, nil, 0, fmt.Errorf("artifact %s: %w: file %s is missing", digest.Short(), ErrNotReady, f.Path)
 		}
 		present[f.SHA256] = found
 	}
-	return r.m, present, nil
+	return r.m, present, s.damages, nil
 }
 
-// viewed notes that a view exists.
-func (s *Store) viewed(digest artifact.Digest, kind string) error {
+// viewed notes that a view exists, and which ref a hub view holds.
+func (s *Store) viewed(digest artifact.Digest, kind string, ref artifact.Ref, commit string) error {
 	s.mu.Lock()
 	r := s.artifacts[digest]
 	gone := r == nil || r.evicting
 	if !gone {
 		r.views[kind] = true
+		if kind == hubKind {
+			r.hubRefs[ref] = commit
+		}
 	}
 	s.mu.Unlock()
 	if gone {
@@ -422,11 +458,14 @@ func (s *Store) checkViews() error {
 	return err
 }
 
-// viewDirs gives the directories published for an artifact, sorted.
-func (s *Store) viewDirs(digest artifact.Digest, r *record) []string {
+// viewDirs gives the directories published for a ref, sorted. A hub view counts
+// once it is known to hold the ref at its commit.
+func (s *Store) viewDirs(m *artifact.Manifest, r *record) []string {
 	var dirs []string
 	for kind := range r.views {
-		dirs = append(dirs, s.viewPath(kind, digest))
+		if commit, held := r.hubRefs[m.Ref]; kind != hubKind || held && commit == m.Commit {
+			dirs = append(dirs, s.viewPath(kind, m.Digest))
+		}
 	}
 	slices.Sort(dirs)
 	return dirs

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"slices"
 )
 
 // ChunkSize is the fixed length of a chunk in bytes; the last chunk of a file
@@ -54,7 +55,7 @@ func (c *Chunker) Size() int64 { return c.size }
 // Sum gives the digest of the bytes so far and their chunk list.
 func (c *Chunker) Sum() (Digest, []Digest) {
 	d := Digest(c.h.Sum(nil))
-	return d, append(c.chunks[:len(c.chunks):len(c.chunks)], d)
+	return d, append(slices.Clip(c.chunks), d)
 }
 
 // stateMagic and stateSize describe crypto/sha256's marshalled state: magic,

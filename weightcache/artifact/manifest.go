@@ -30,9 +30,6 @@ type Manifest struct {
 	Commit  string `json:"commit"`
 	// Files are sorted by Path; every SHA256 is set.
 	Files []File `json:"files"`
-	// Chunks holds, by the file's SHA256 in hex, the chunk list of each file
-	// for which it is known; see Chunker.
-	Chunks map[string][]Digest `json:"chunks,omitempty"`
 }
 
 // ErrNewer is wrapped where stored bytes have a version this code does not
@@ -116,31 +113,18 @@ func (m *Manifest) Check() error {
 	if err := CheckFiles(m.Files, true); err != nil {
 		return err
 	}
-	sizes := make(map[string]int64, len(m.Files))
+	sizes := make(map[Digest]int64, len(m.Files))
 	for _, f := range m.Files {
 		if f.Kind != KindOf(f.Path) {
 			return fmt.Errorf("check file %q: %w: kind %.20q, want %q", f.Path, ErrInvalid, f.Kind, KindOf(f.Path))
 		}
-		hex := f.SHA256.String()
-		if size, seen := sizes[hex]; seen && size != f.Size {
+		if size, seen := sizes[f.SHA256]; seen && size != f.Size {
 			return fmt.Errorf("check file %q: %w: one digest with two sizes", f.Path, ErrInvalid)
 		}
-		sizes[hex] = f.Size
+		sizes[f.SHA256] = f.Size
 	}
 	if got := ComputeDigest(m.Files); got != m.Digest {
 		return fmt.Errorf("check manifest: %w: digest is %s, its files give %s", ErrInvalid, m.Digest.Short(), got.Short())
-	}
-	for hex, chunks := range m.Chunks {
-		size, found := sizes[hex]
-		if !found {
-			return fmt.Errorf("check manifest: %w: chunks of a file %.64q that it does not list", ErrInvalid, hex)
-		}
-		if want := ChunkCount(size); len(chunks) != want {
-			return fmt.Errorf("check manifest: %w: %d chunks for file %s, want %d", ErrInvalid, len(chunks), hex, want)
-		}
-		if chunks[len(chunks)-1].String() != hex {
-			return fmt.Errorf("check manifest: %w: chunk list of file %s ends in another digest", ErrInvalid, hex)
-		}
 	}
 	return nil
 }

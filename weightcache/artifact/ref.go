@@ -100,7 +100,7 @@ func validRevision(revision string) bool {
 	if revision == "" || len(revision) > 200 || path.Clean(revision) != revision || revision[0] == '/' {
 		return false
 	}
-	for _, segment := range strings.Split(revision, "/") {
+	for segment := range strings.SplitSeq(revision, "/") {
 		if segment == ".." || segment == "." || strings.HasSuffix(segment, ".lock") {
 			return false
 		}
