@@ -1,7 +1,8 @@
 // Package identity owns the names by which Hearth's parts know each other:
-// the constants a fork would change, the well-known ports, and the
-// certificates whose URI SAN says which role a peer plays. Every other package
-// may use it. It holds no state and imports nothing of Hearth.
+// the constants a fork would change, the well-known ports, the local sockets
+// and who may call them, and the certificates whose URI SAN says which role a
+// peer plays. Every other package may use it. It holds no state and imports
+// nothing of Hearth.
 package identity
 
 // Names that appear outside the process. Each is one constant, so that a fork

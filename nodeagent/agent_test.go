@@ -378,7 +378,7 @@ func TestASecondAgentOnTheSameNodeIsRefusedAndAStaleSocketIsReplaced(t *testing.
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another agent") {
+	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another process") {
 		t.Errorf("Run on a socket in use gave %v", err)
 	}
 	r.stop()

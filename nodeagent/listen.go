@@ -8,10 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"os/user"
-	"path/filepath"
-	"strconv"
 	"sync"
 	"time"
 
@@ -23,9 +19,6 @@ import (
 	"github.com/hearth-dev/hearth/nodeagent/report"
 	"github.com/hearth-dev/hearth/weightcache/hubmirror"
 )
-
-// socketMode is that of the unix socket: its owner and its group may change the node.
-const socketMode = 0o660
 
 // server is one bound listener.
 type server struct {
@@ -48,7 +41,7 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 	}}
 	l := a.config.Listen
 	if l.Socket != "" {
-		listener, err := listenSocket(ctx, l.Socket)
+		listener, err := identity.ListenSocket(ctx, l.Socket)
 		if err != nil {
 			return servers, err
 		}
@@ -176,47 +169,4 @@ func stopAll(ctx context.Context, servers []server) {
 		all.Go(func() { s.stop(ctx) })
 	}
 	all.Wait()
-}
-
-// listenSocket binds a unix socket. A socket file whose owner is gone is
-// replaced; one that answers is an error.
-func listenSocket(ctx context.Context, path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("make directory of socket: %w", err)
-	}
-	if info, err := os.Lstat(path); err == nil {
-		if info.Mode().Type() != os.ModeSocket {
-			return nil, fmt.Errorf("listen on socket %s: a file that is no socket is there", path)
-		}
-		dialer := net.Dialer{Timeout: time.Second}
-		if conn, err := dialer.DialContext(ctx, "unix", path); err == nil {
-			_ = conn.Close()
-			return nil, fmt.Errorf("listen on socket %s: another agent answers there", path)
-		}
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("replace socket: %w", err)
-		}
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen on socket: %w", err)
-	}
-	if err := errors.Join(os.Chmod(path, socketMode), shareSocket(path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on socket: %w", err), listener.Close())
-	}
-	return listener, nil
-}
-
-// shareSocket gives a socket to the group that carries Hearth's name, where
-// the system has one and the agent may.
-func shareSocket(path string) error {
-	group, err := user.LookupGroup(identity.Name)
-	if err != nil || os.Geteuid() != 0 {
-		return nil //nolint:nilerr // without the group the socket stays the owner's
-	}
-	id, err := strconv.Atoi(group.Gid)
-	if err != nil {
-		return fmt.Errorf("read group %s: %w", identity.Name, err)
-	}
-	return os.Chown(path, -1, id)
 }

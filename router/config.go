@@ -165,6 +165,9 @@ func (l *Listen) validate(p *configfile.Problems, identified, ingressTLS bool) {
 	if l.Admin != "" {
 		check("listen.admin", l.Admin, identified, "tls")
 	}
+	if l.Socket != "" && (!filepath.IsAbs(l.Socket) || len(l.Socket) > identity.MaxSocketPath) {
+		p.Addf("listen.socket", fmt.Sprintf("want an absolute path of at most %d bytes, or nothing", identity.MaxSocketPath), "%q", l.Socket)
+	}
 }
 
 func loopback(host string) bool {

@@ -8,8 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/hearth-dev/hearth/identity"
@@ -22,7 +21,13 @@ const (
 	idleTimeout       = 120 * time.Second
 	maxHeaderBytes    = 64 << 10
 	adminDrain        = 5 * time.Second
+	// stalledTimeout is how long a client may take none of the bytes that wait
+	// for it. One that does not read holds an engine's place all that time.
+	stalledTimeout = 2 * time.Minute
 )
+
+// ingressName is the ingress in the list of listeners.
+const ingressName = "ingress"
 
 // listen opens every listener, or none.
 func (r *Router) listen(ctx context.Context) (servers []*server, err error) {
@@ -33,11 +38,7 @@ func (r *Router) listen(ctx context.Context) (servers []*server, err error) {
 			}
 		}
 	}()
-	open := func(name, network, address string, handler http.Handler, config *tls.Config, drain time.Duration) error {
-		l, err := (&net.ListenConfig{}).Listen(ctx, network, address)
-		if err != nil {
-			return fmt.Errorf("listen for %s: %w", name, err)
-		}
+	add := func(name string, l net.Listener, handler http.Handler, config *tls.Config, drain time.Duration) {
 		s := &server{name: name, listener: l, drain: drain, http: &http.Server{
 			Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 			ErrorLog: slog.NewLogLogger(r.log.Handler(), slog.LevelDebug),
@@ -51,34 +52,49 @@ func (r *Router) listen(ctx context.Context) (servers []*server, err error) {
 		r.mu.Lock()
 		r.listeners[name] = l.Addr().String()
 		r.mu.Unlock()
-		return nil
 	}
 	ingressTLS, adminTLS, err := r.serverTLS()
 	if err != nil {
 		return nil, err
 	}
-	if err := open("ingress", "tcp", r.cfg.Listen.Ingress, r.proxy, ingressTLS, r.cfg.Limits.DrainTimeout.Std()); err != nil {
-		return servers, err
+	l, err := listenIngress(ctx, r.cfg.Listen.Ingress, stalledTimeout)
+	if err != nil {
+		return nil, fmt.Errorf("listen for ingress: %w", err)
 	}
+	add(ingressName, l, r.proxy, ingressTLS, r.cfg.Limits.DrainTimeout.Std())
 	admin := r.adminHandler()
 	if r.cfg.Listen.Admin != "" {
-		if err := open("admin", "tcp", r.cfg.Listen.Admin, admin, adminTLS, adminDrain); err != nil {
-			return servers, err
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", r.cfg.Listen.Admin)
+		if err != nil {
+			return servers, fmt.Errorf("listen for admin: %w", err)
 		}
+		add("admin", l, admin, adminTLS, adminDrain)
 	}
-	if path := r.cfg.Listen.Socket; path != "" {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return servers, fmt.Errorf("make socket directory: %w", err)
-		}
-		removeStale(path)
-		if err := open("socket", "unix", path, admin, nil, adminDrain); err != nil {
+	if r.cfg.Listen.Socket != "" {
+		l, err := identity.ListenSocket(ctx, r.cfg.Listen.Socket)
+		if err != nil {
 			return servers, err
 		}
-		if err := os.Chmod(path, 0o660); err != nil {
-			return servers, fmt.Errorf("set mode of socket: %w", err)
-		}
+		add("socket", l, admin, nil, adminDrain)
 	}
 	return servers, nil
+}
+
+// tcpUserTimeout is TCP_USER_TIMEOUT of tcp(7).
+const tcpUserTimeout = 18
+
+// listenIngress binds the address. The kernel ends connections whose client
+// has taken nothing for as long as stalled; a stream that has nothing to say
+// may be silent for longer.
+func listenIngress(ctx context.Context, address string, stalled time.Duration) (net.Listener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
+		var failed error
+		err := conn.Control(func(fd uintptr) {
+			failed = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(stalled.Milliseconds()))
+		})
+		return errors.Join(err, failed)
+	}}
+	return config.Listen(ctx, "tcp", address)
 }
 
 // serverTLS gives the listeners' configurations, nil for plain text.

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"log/slog"
 	"os"
 	"reflect"
@@ -59,24 +60,30 @@ func (r *Router) reload() {
 	r.log.Info("configuration taken", slog.String("file", r.options.ConfigFile))
 }
 
-// apply swaps the reloadable parts of a valid configuration.
+// apply swaps the reloadable parts of a valid configuration, all or none.
 func (r *Router) apply(cfg Config) error {
-	consumers, err := cfg.Metering.consumers()
+	r.mu.Lock()
+	now := r.effective
+	r.mu.Unlock()
+	now.Nodes, now.Policy, now.Pools, now.Models, now.Metering.Tokens = cfg.Nodes, cfg.Policy, cfg.Pools, cfg.Models, cfg.Metering.Tokens
+	// What the file may say of nodes also depends on what was read at the start.
+	if err := now.Validate(); err != nil {
+		return fmt.Errorf("check with the fields that need a restart: %w", err)
+	}
+	consumers, err := now.Metering.consumers()
 	if err != nil {
 		return err
 	}
-	if err := r.pools.SetModels(cfg.pool()); err != nil {
+	if err := r.feed.SetNodes(now.Nodes); err != nil {
 		return err
 	}
-	if err := r.feed.SetNodes(cfg.Nodes); err != nil {
+	if err := r.pools.SetModels(now.pool()); err != nil {
 		return err
 	}
 	r.consumers.Store(consumers)
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := r.effective
-	now.Nodes, now.Policy, now.Pools, now.Models, now.Metering.Tokens = cfg.Nodes, cfg.Policy, cfg.Pools, cfg.Models, cfg.Metering.Tokens
 	r.effective = now
+	r.mu.Unlock()
 	if !reflect.DeepEqual(now, cfg) {
 		r.log.Warn("configuration: some changed fields need a restart", slog.String("reloadable", "nodes, policy, pools, models, metering.tokens"))
 	}

@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -129,7 +128,8 @@ func (r *Router) newFeed() (*feed.Feed, error) {
 func (r *Router) Ready() <-chan struct{} { return r.ready }
 
 // Run serves until ctx is done, then stops accepting, lets streams finish
-// within the drain timeout, and writes the last usage records.
+// within the drain timeout, and writes the last usage records. Until the last
+// stream has ended, nodes are heard and the admin listener says that it drains.
 func (r *Router) Run(ctx context.Context) error {
 	tuneGC()
 	if text, err := configfile.Marshal(r.cfg); err == nil {
@@ -151,13 +151,22 @@ func (r *Router) Run(ctx context.Context) error {
 		meterDone <- r.meter.Run(meterCtx)
 	}()
 	group, groupCtx := errgroup.WithContext(ctx)
+	outlast, drained := context.WithCancel(context.WithoutCancel(ctx))
+	defer drained()
 	for _, s := range servers {
-		group.Go(func() error { return s.serve(groupCtx, r) })
+		if s.name == ingressName {
+			group.Go(func() error {
+				defer drained()
+				return s.serve(groupCtx, r)
+			})
+			continue
+		}
+		group.Go(func() error { return s.serve(outlast, r) })
 	}
 	if r.options.ConfigFile != "" {
 		group.Go(func() error { return r.watchConfig(groupCtx) })
 	}
-	group.Go(func() error { return r.feed.Run(groupCtx) })
+	group.Go(func() error { return r.feed.Run(outlast) })
 	close(r.ready)
 	err = group.Wait()
 	r.transport.CloseIdleConnections()
@@ -195,6 +204,7 @@ func (s *server) serve(ctx context.Context, r *Router) error {
 		if errors.Is(err, context.DeadlineExceeded) {
 			r.log.Warn("streams cut at shutdown", slog.String("listener", s.name), slog.Duration("after", s.drain))
 			err = s.http.Close()
+			r.awaitCut(ctx)
 		}
 		done <- err
 	}()
@@ -202,6 +212,25 @@ func (s *server) serve(ctx context.Context, r *Router) error {
 		return fmt.Errorf("serve %s: %w", s.name, err)
 	}
 	return <-done
+}
+
+// cutWait bounds the time that handlers of cut streams get for their records.
+const cutWait = 2 * time.Second
+
+// awaitCut waits until no request is handled any more: the server closes
+// connections and does not wait for those who use them.
+func (r *Router) awaitCut(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), cutWait)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for r.proxy.InFlight() > 0 {
+		select {
+		case <-tick.C:
+		case <-bounded.Done():
+			return
+		}
+	}
 }
 
 // finished takes every exchange: metrics, and a usage record for what an
@@ -218,11 +247,4 @@ func (r *Router) finished(x *proxy.Exchange) {
 		Estimated: x.Estimated, Outcome: x.Outcome, Status: x.Status, Stream: x.Stream,
 		TTFT: x.TTFT, Duration: x.Duration, Retries: x.Retries,
 	})
-}
-
-// removeStale takes away the socket file of a router that did not end cleanly.
-func removeStale(path string) {
-	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
-		_ = os.Remove(path)
-	}
 }

@@ -3,6 +3,11 @@ package router
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +20,7 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/router/admin"
+	"github.com/hearth-dev/hearth/router/feed"
 	"github.com/hearth-dev/hearth/router/pool"
 )
 
@@ -193,5 +199,44 @@ func until(t *testing.T, ok func() bool) {
 		case <-ctx.Done():
 			t.Fatal("the state did not come")
 		}
+	}
+}
+
+func TestAReloadTakesAllOfAFileOrNothing(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(engine))
+	t.Cleanup(s.Close)
+	cfg := config(t, s.URL)
+	r, _ := start(t, cfg, Options{})
+	// The file gives certificates, which need a restart, and a node that wants them.
+	next := cfg
+	next.TLS = TLS{Cert: "/c", Key: "/k", CA: "/a"}
+	next.Nodes = []feed.Node{{Address: "192.0.2.1:7411"}}
+	next.Models = []pool.ModelConfig{{Name: "other", Targets: []pool.TargetConfig{{Pool: "p", Weight: 1}}}}
+	if err := r.apply(next); err == nil || !strings.Contains(err.Error(), "nodes[0].address") {
+		t.Fatalf("apply gave %v", err)
+	}
+	if m := r.Models(); len(m) != 1 || m[0].Name != "m" {
+		t.Errorf("models %+v of a file that was not taken", m)
+	}
+	// A consumer header needs a restart: until then it would go to the engines too.
+	next = cfg
+	next.Metering.ConsumerHeader, next.Metering.TrustedClients = "X-Team", []string{"gateway"}
+	token := sha256.Sum256([]byte("secret"))
+	next.Metering.Tokens = []Token{{Name: "team-b", SHA256: hex.EncodeToString(token[:])}}
+	if err := r.apply(next); err != nil {
+		t.Fatal(err)
+	}
+	shown := &http.Request{Header: http.Header{"X-Team": {"a"}}, TLS: &tls.ConnectionState{
+		PeerCertificates: []*x509.Certificate{{Subject: pkix.Name{CommonName: "gateway"}}},
+	}}
+	if got := r.consumers.Load().Of(shown); got != "gateway" {
+		t.Errorf("the consumer is %q before the restart", got)
+	}
+	if got := r.consumers.Load().Of(&http.Request{Header: http.Header{"Authorization": {"Bearer secret"}}}); got != "team-b" {
+		t.Errorf("the bearer of a new token is %q", got)
+	}
+	if r.effective.Metering.ConsumerHeader != "" || len(r.effective.Metering.Tokens) != 1 {
+		t.Errorf("effective metering %+v", r.effective.Metering)
 	}
 }
