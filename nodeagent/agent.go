@@ -160,7 +160,7 @@ func (a *Agent) buildData() error {
 		rules = append(rules, weightcache.Rule{Source: origin, Refs: s.Refs})
 	}
 	store, err := weightcache.Open(weightcache.Options{
-		Dir: w.Dir, ViewsDir: w.ViewsDir, Budget: w.Budget, KeepFree: w.KeepFree, Log: a.log,
+		Dir: w.Dir, ViewsDir: w.ViewsDir, Budget: w.Budget, KeepFree: w.KeepFree, Keep: a.keep, Log: a.log,
 	})
 	if err != nil {
 		return err

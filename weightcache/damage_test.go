@@ -392,3 +392,68 @@ func TestHubViewCountsForTheRefsItHolds(t *testing.T) {
 		}
 	}
 }
+
+func TestKeptArtifactIsNeverEvictedForAnother(t *testing.T) {
+	t.Parallel()
+	src := newMemSource(model(1, 4*testSegment))
+	other := artifact.Ref{Scheme: artifact.SchemeHub, Name: "acme/other", Revision: "main"}
+	r := newRig(t, src, func(o *Options, _ *PullerOptions) {
+		o.Budget, o.Keep = 6*testSegment, []artifact.Ref{testRef}
+	})
+	m := r.ensure(t)
+	src.set(func() {
+		src.files = map[string][]byte{"other.safetensors": tensorFile("y", 4*testSegment, 9)}
+		src.commit = strings.Repeat("ef", 20)
+	})
+	if _, err := r.puller.Ensure(t.Context(), other, EnsureOptions{}); !errors.Is(err, ErrNoSpace) {
+		t.Fatalf("Ensure: %v, want ErrNoSpace", err)
+	}
+	if !r.store.Ready(m.Digest) {
+		t.Fatal("the kept artifact was evicted")
+	}
+	if err := r.puller.Remove(t.Context(), testRef); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.puller.Ensure(t.Context(), other, EnsureOptions{}); err != nil {
+		t.Errorf("pull after the kept artifact was removed by hand: %v", err)
+	}
+}
+
+func TestSupersededArtifactGoesWhenItsLastLeaseEnds(t *testing.T) {
+	t.Parallel()
+	src := newMemSource(model(1, 2*testSegment))
+	r := newRig(t, src)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.puller.Run(ctx) }()
+	old := r.ensure(t)
+	lease, err := r.store.AcquireFor(old.Digest, "engine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.set(func() {
+		src.files = model(1, 3*testSegment)
+		src.commit = strings.Repeat("ef", 20)
+	})
+	if _, err := r.puller.Ensure(t.Context(), testRef, EnsureOptions{Refresh: true}); err != nil {
+		t.Fatal(err)
+	}
+	f, _ := old.File(shard1)
+	if !r.store.has(f.SHA256) {
+		t.Fatal("a leased artifact lost its bytes")
+	}
+	changed, unsubscribe := r.store.Subscribe()
+	defer unsubscribe()
+	lease.Release()
+	for r.store.has(f.SHA256) {
+		select {
+		case <-changed:
+		case <-t.Context().Done():
+			t.Fatal("the superseded artifact was not dropped")
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

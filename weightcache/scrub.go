@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -42,7 +43,8 @@ func (o *scrubOptions) setDefaults() {
 }
 
 // Run keeps pulls that readers began going, reads every stored file again
-// every ScrubEvery, and fetches damaged files anew. It returns when ctx ends and
+// every ScrubEvery, fetches damaged files anew, and drops what refs meant before
+// once nothing holds it. It returns when ctx ends and
 // gives up the pulls that only it holds; Wait says when those have ended.
 func (p *Puller) Run(ctx context.Context) error {
 	p.mu.Lock()
@@ -52,13 +54,11 @@ func (p *Puller) Run(ctx context.Context) error {
 	}
 	p.running = true
 	p.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		p.scrubLoop(ctx)
-	}()
+	var loops sync.WaitGroup
+	loops.Go(func() { p.scrubLoop(ctx) })
+	loops.Go(func() { p.sweepLoop(ctx) })
 	p.repairLoop(ctx)
-	<-done
+	loops.Wait()
 	p.mu.Lock()
 	p.running = false
 	var kept []*pull
@@ -73,6 +73,20 @@ func (p *Puller) Run(ctx context.Context) error {
 		p.leave(pl)
 	}
 	return nil
+}
+
+// sweepLoop drops superseded artifacts when their last lease or pull ends.
+func (p *Puller) sweepLoop(ctx context.Context) {
+	changed, unsubscribe := p.store.Subscribe()
+	defer unsubscribe()
+	for {
+		p.store.sweepSuperseded()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // repairLoop fetches damaged files again, one artifact at a time.

@@ -168,9 +168,10 @@ func (s *Store) reserve(ctx context.Context, n int64, what string) (*reservation
 
 // planLocked gathers the facts for planEviction.
 func (s *Store) planLocked(need int64) ([]artifact.Digest, bool) {
-	current := map[artifact.Digest]bool{}
-	for _, m := range s.refs {
+	current, kept := map[artifact.Digest]bool{}, map[artifact.Digest]bool{}
+	for ref, m := range s.refs {
 		current[m.Digest] = true
+		kept[m.Digest] = kept[m.Digest] || s.keep[ref]
 	}
 	sizes := map[artifact.Digest]int64{}
 	users := map[artifact.Digest]int{}
@@ -190,7 +191,7 @@ func (s *Store) planLocked(need int64) ([]artifact.Digest, bool) {
 				c.files = append(c.files, f.SHA256)
 			}
 		}
-		if r.leases == 0 && r.busy == 0 && !r.evicting && len(c.files) > 0 {
+		if r.leases == 0 && r.busy == 0 && !r.evicting && !kept[digest] && len(c.files) > 0 {
 			candidates = append(candidates, c)
 		}
 	}
@@ -215,6 +216,7 @@ func (s *Store) hold(ctx context.Context, m *artifact.Manifest) (end func(), err
 				s.mu.Lock()
 				r.busy--
 				s.mu.Unlock()
+				s.notify()
 			}, nil
 		}
 		wait := s.freed.wait()

@@ -40,6 +40,10 @@ type Options struct {
 	Budget units.Bytes
 	// KeepFree is what a pull leaves free on the drive.
 	KeepFree units.Bytes
+	// Keep names refs whose artifacts eviction never takes, so that two models
+	// which do not fit together do not push each other out for ever: the later
+	// one fails with ErrNoSpace. Remove may still take them.
+	Keep []artifact.Ref
 	// Boot is an id of the kernel's current run: what was written in the same
 	// run is readable though it was never synced. Empty means the kernel's own.
 	Boot string
@@ -72,6 +76,7 @@ type Store struct {
 	views    string
 	budget   int64
 	keepFree int64
+	keep     map[artifact.Ref]bool
 	log      *slog.Logger
 	now      func() time.Time
 	lock     io.Closer
@@ -133,10 +138,13 @@ func Open(opts Options) (*Store, error) {
 	s := &Store{
 		fs: opts.FS, dir: filepath.Clean(opts.Dir), views: opts.ViewsDir,
 		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
-		refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
+		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
 		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, removing: map[artifact.Digest]bool{},
 		watchers: map[chan struct{}]bool{},
+	}
+	for _, ref := range opts.Keep {
+		s.keep[ref] = true
 	}
 	if s.fs == nil {
 		s.fs = durable.OS

@@ -113,8 +113,32 @@ func (s *Store) header(f artifact.File) (h *safetensors.Header, err error) {
 	return h, nil
 }
 
+// sweepSuperseded removes what refs meant before, where they are Ready again.
+func (s *Store) sweepSuperseded() {
+	s.mu.Lock()
+	current, old := map[artifact.Digest]bool{}, map[artifact.Ref]bool{}
+	for _, m := range s.refs {
+		current[m.Digest] = true
+	}
+	for digest, r := range s.artifacts {
+		if !current[digest] && r.leases == 0 && r.busy == 0 && !r.evicting {
+			old[r.m.Ref] = true
+		}
+	}
+	var moved []*artifact.Manifest
+	for ref := range old {
+		if m := s.refs[ref]; m != nil && s.readyLocked(m.Digest) {
+			moved = append(moved, m)
+		}
+	}
+	s.mu.Unlock()
+	for _, m := range moved {
+		s.dropSuperseded(m)
+	}
+}
+
 // dropSuperseded removes what the ref of m meant before, where nothing holds
-// it. What cannot go now goes by eviction.
+// it. What is held goes once it no longer is, or by eviction.
 func (s *Store) dropSuperseded(m *artifact.Manifest) {
 	s.mu.Lock()
 	current := map[artifact.Digest]bool{}
