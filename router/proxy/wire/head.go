@@ -328,12 +328,11 @@ func equalFold(s, word string) bool {
 // hasToken says whether a comma-separated list has the lower-case word.
 func hasToken(list, word string) bool {
 	for list != "" {
-		item := list
 		at := 0
 		for at < len(list) && list[at] != ',' {
 			at++
 		}
-		item = list[:at]
+		item := list[:at]
 		list = list[min(at+1, len(list)):]
 		if equalFold(trim(item), word) {
 			return true
