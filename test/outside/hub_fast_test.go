@@ -249,9 +249,26 @@ func TestFastHubClientTakesSnapshotsThroughTheMirrorFreshAndWarm(t *testing.T) {
 	p = patterns.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny", "allow_patterns": []string{"*.json"}}).path(t)
 	wantSame(t, p, tiny, "*.json")
 
+	// A token in the user's environment is sent along and asked by nobody.
 	branch := newHubClient(ctx, r, "branch", node.Mirror)
+	branch.env = append(branch.env, "HF_TOKEN=hf_of_the_user")
 	p = branch.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny", "revision": "dev/feature-1"}).path(t)
 	wantSame(t, p, filepath.Join(root, "acme", "tiny@dev%2Ffeature-1"))
+
+	// The command line is the same library behind another door.
+	local := filepath.Join(r.Dir, "local")
+	cli := newHubClient(ctx, r, "cli", node.Mirror)
+	_, err := r.Run(ctx, rig.Command{
+		Name: "hf", Path: filepath.Join(filepath.Dir(r.Deps.Python), "hf"), Env: cli.env,
+		Args: []string{"download", "acme/tiny", "--local-dir", local},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(local, ".cache")); err != nil { // the client's notes
+		t.Fatal(err)
+	}
+	wantSame(t, local, tiny)
 }
 
 func TestFastHubClientGetsFilesMetadataAndItsOwnErrorClasses(t *testing.T) {
@@ -357,7 +374,20 @@ func TestFastHubClientKilledInMidDownloadEndsWithTheRightBytes(t *testing.T) {
 	}
 	origin.SetRate(0)
 	snapshot := c.call(t, "snapshot_download", args).path(t)
-	wantSame(t, snapshot, filepath.Join(root, "acme", "big"))
+	big := filepath.Join(root, "acme", "big")
+	wantSame(t, snapshot, big)
+	var size int64
+	for name := range sums(t, big) {
+		st, err := os.Stat(filepath.Join(big, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		size += st.Size()
+	}
+	// At most one segment of each stream is fetched again; the small files may be too.
+	if most := size + rig.Streams*int64(rig.SegmentSize) + int64(units.MiB); origin.Bytes() > most {
+		t.Errorf("the origin sent %d bytes of a model of %d, want at most %d", origin.Bytes(), size, most)
+	}
 }
 
 // partBytes sums what the client has of files it has not finished.

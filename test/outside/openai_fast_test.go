@@ -203,6 +203,9 @@ func TestFastOpenAIClientTalksThroughTheRouter(t *testing.T) {
 		step{Name: "model", Call: "retrieve_model", Args: map[string]any{"model": "chat-large"}},
 		step{Name: "chat", Call: "chat", Args: map[string]any{"model": "chat-large", "messages": hello, "max_tokens": 12}},
 		step{Name: "again", Call: "chat", Args: map[string]any{"model": "chat-large", "messages": hello, "max_completion_tokens": 12}},
+		step{Name: "own-id", Call: "chat", Args: map[string]any{
+			"model": "chat-large", "messages": hello, "max_tokens": 4, "extra_headers": map[string]string{"x-request-id": "id-of-the-client"},
+		}},
 		step{Name: "stream", Call: "chat_stream", Args: map[string]any{"model": "chat-large", "messages": hello, "max_tokens": 12}},
 		step{Name: "stream-usage", Call: "chat_stream", Args: map[string]any{
 			"model": "chat-large", "messages": hello, "max_tokens": 12, "stream_options": map[string]any{"include_usage": true},
@@ -240,6 +243,12 @@ func TestFastOpenAIClientTalksThroughTheRouter(t *testing.T) {
 	}
 	if one.RequestID == "" || one.RequestID == two.RequestID {
 		t.Errorf("request ids are %q and %q, want two that differ", one.RequestID, two.RequestID)
+	}
+
+	var own chat
+	out["own-id"].into(t, "own-id", &own)
+	if own.RequestID != "id-of-the-client" {
+		t.Errorf("a client that sent a request id got back %q", own.RequestID)
 	}
 
 	type stream struct {
@@ -310,6 +319,28 @@ func TestFastOpenAIClientTalksThroughTheRouter(t *testing.T) {
 	out["tokenize"].into(t, "tokenize", &tokenize)
 	if tokenize.Status != http.StatusOK || !strings.Contains(tokenize.Body, "tokens") {
 		t.Errorf("tokenize gave %d %s", tokenize.Status, tokenize.Body)
+	}
+}
+
+// An engine that does not listen costs a client nothing while another does.
+func TestFastOpenAIClientNeverSeesAnEngineThatRefusesConnections(t *testing.T) {
+	t.Parallel()
+	r, ctx := newRig(t)
+	gone, err := rig.FreeAddr(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	app := newApplication(ctx, t, r, logical("http://"+gone, simEngines(ctx, t, r, 1)[0]))
+	var steps []step
+	for i := range 8 {
+		steps = append(steps, step{Name: fmt.Sprintf("chat-%d", i), Call: "chat", Args: map[string]any{
+			"model": "chat-large", "max_tokens": 4, "messages": []map[string]any{{"role": "user", "content": fmt.Sprintf("question %d", i)}},
+		}})
+	}
+	for name, got := range app.run(steps...) {
+		if got.Error != "" || app.front.count(name) != 1 {
+			t.Errorf("%s: raised %q (%s) after %d tries, want an answer at the first", name, got.Error, got.Message, app.front.count(name))
+		}
 	}
 }
 
@@ -500,7 +531,11 @@ func TestFastOpenAIClientIsToldWhenTheEngineIsKilledInMidStream(t *testing.T) {
 	app := newApplication(ctx, t, r, logical(url))
 	setFault(ctx, t, url, engine.Fault{Mode: engine.FaultDie, Count: 1, AfterTokens: 4})
 	wantCut(t, app)
-	<-eng.Done()
+	select {
+	case <-eng.Done():
+	case <-ctx.Done():
+		t.Error("the engine was not killed by the stream")
+	}
 }
 
 // wantCut streams from an engine that breaks off and wants an error after some

@@ -14,6 +14,12 @@ import (
 	"github.com/hearth-dev/hearth/weightcache"
 )
 
+// How a Node pulls: in small pieces, so that pulls are met in the middle.
+const (
+	SegmentSize = units.MiB
+	Streams     = 8
+)
+
 // NodeOptions describe an agent process.
 type NodeOptions struct {
 	Name      string   // default "node-1"
@@ -61,7 +67,7 @@ func (r *Rig) StartNode(ctx context.Context, opts NodeOptions) (*Node, error) {
 	cfg.Weights.Dir = filepath.Join(dir, "weights")
 	cfg.Weights.ViewsDir = filepath.Join(dir, "views")
 	cfg.Weights.KeepFree = 0
-	cfg.Weights.SegmentSize = units.MiB // small, so that pulls are met in the middle
+	cfg.Weights.SegmentSize, cfg.Weights.Streams = SegmentSize, Streams
 	cfg.Health.StateDir = filepath.Join(dir, "health")
 	cfg.Sources = []nodeagent.Source{{Name: "origin", Type: nodeagent.SourceHub, URL: opts.Origin, Refs: opts.Refs}}
 	cfg.Endpoints = opts.Endpoints
