@@ -3,8 +3,10 @@ package weightcache
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"syscall"
 	"testing"
 	"time"
 
@@ -171,9 +173,24 @@ func TestRemovalSurvivesACrashAtEveryChange(t *testing.T) {
 	})
 }
 
+func TestFullDriveAtAnyWriteIsNamedAndThePullCanBeResumed(t *testing.T) {
+	t.Parallel()
+	failEachWrite(t, syscall.ENOSPC, func(n int, err error) {
+		if err != nil && !errors.Is(err, ErrNoSpace) {
+			t.Errorf("full at change %d: %v, want ErrNoSpace", n, err)
+		}
+	})
+}
+
 func TestFailedWriteAnywhereLeavesAPullThatCanBeResumed(t *testing.T) {
 	t.Parallel()
+	failEachWrite(t, errors.New("the drive fails"), func(int, error) {})
+}
+
+func failEachWrite(t *testing.T, cause error, check func(n int, err error)) {
+	t.Helper()
 	src := newMemSource(model(1, 2*testSegment+100))
+	src.noSHA["config.json"] = true
 	for n := 1; ; n++ {
 		fsys := durabletest.New()
 		if err := fsys.MkdirAll("/var", 0o755); err != nil {
@@ -184,8 +201,9 @@ func TestFailedWriteAnywhereLeavesAPullThatCanBeResumed(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := fsys.Changes()
-		fsys.FailAt(before+n, fmt.Errorf("write %d fails", n))
+		fsys.FailAt(before+n, cause)
 		_, first := s.puller.Ensure(t.Context(), testRef, EnsureOptions{})
+		check(n, first)
 		m, err := s.puller.Ensure(t.Context(), testRef, EnsureOptions{})
 		if err != nil {
 			t.Fatalf("failure at change %d: pull after it: %v", n, err)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -102,11 +101,7 @@ func (s *Store) land(ctx context.Context, f artifact.File, segment int64, room *
 		l = &landing{s: s, sha: f.SHA256, size: f.Size, segment: segment, chunker: artifact.NewChunker()}
 	}
 	if err := l.begin(room); err != nil {
-		err = errors.Join(err, l.discard())
-		if errors.Is(err, syscall.ENOSPC) {
-			return nil, fmt.Errorf("land file %s: %w: %w", f.SHA256.Short(), ErrNoSpace, err)
-		}
-		return nil, fmt.Errorf("land file %s: %w", f.SHA256.Short(), err)
+		return nil, fmt.Errorf("land file %s: %w", f.SHA256.Short(), classified(errors.Join(err, l.discard())))
 	}
 	return l, nil
 }
@@ -313,10 +308,7 @@ func (l *landing) write(i int, p []byte) error {
 		return fmt.Errorf("write file %s: %w: segment %d is too long", l.sha.Short(), ErrMismatch, i)
 	}
 	if _, err := l.part.WriteAt(p, off); err != nil {
-		if errors.Is(err, syscall.ENOSPC) {
-			return fmt.Errorf("write file %s: %w: %w", l.sha.Short(), ErrNoSpace, err)
-		}
-		return fmt.Errorf("write file %s: %w", l.sha.Short(), err)
+		return fmt.Errorf("write file %s: %w", l.sha.Short(), classified(err))
 	}
 	end := at + int64(len(p))
 	if f, ok := l.part.(durable.Flusher); ok && end/flushEvery != at/flushEvery {
@@ -353,7 +345,7 @@ func (l *landing) seal(i int) error {
 		return nil
 	}
 	if _, err := l.bits.WriteAt([]byte{1}, int64(bitsHeader+len(l.bitmap)+i)); err != nil {
-		return fmt.Errorf("write bitmap of file %s: %w", l.sha.Short(), err)
+		return fmt.Errorf("write bitmap of file %s: %w", l.sha.Short(), classified(err))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -379,12 +371,12 @@ func (l *landing) seal(i int) error {
 // flush makes whole segments durable and then their bits.
 func (l *landing) flush(batch []int) error {
 	if err := l.part.Datasync(); err != nil {
-		return fmt.Errorf("sync file %s: %w", l.sha.Short(), err)
+		return fmt.Errorf("sync file %s: %w", l.sha.Short(), classified(err))
 	}
 	for _, i := range batch {
 		l.bitmap[i/8] |= 1 << (i % 8)
 		if _, err := l.bits.WriteAt(l.bitmap[i/8:i/8+1], int64(bitsHeader+i/8)); err != nil {
-			return fmt.Errorf("write bitmap of file %s: %w", l.sha.Short(), err)
+			return fmt.Errorf("write bitmap of file %s: %w", l.sha.Short(), classified(err))
 		}
 	}
 	if err := l.bits.Datasync(); err != nil {
@@ -511,7 +503,7 @@ func (l *landing) finish() error {
 		return s.fs.SyncDir(filepath.Dir(blob))
 	}()
 	if err != nil {
-		err = fmt.Errorf("commit file %s: %w", l.sha.Short(), err)
+		err = fmt.Errorf("commit file %s: %w", l.sha.Short(), classified(err))
 		l.fail(err)
 		return err
 	}

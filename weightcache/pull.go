@@ -115,7 +115,7 @@ func (p *Puller) stop(ctx context.Context, digest artifact.Digest) error {
 func (p *Puller) runPull(ctx context.Context, pl *pull) {
 	log := p.log.With(slog.String("artifact", pl.m.Digest.String()), slog.String("ref", pl.m.Ref.String()))
 	log.Info("pull begins")
-	err := p.pullAll(ctx, pl)
+	err := classified(p.pullAll(ctx, pl))
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

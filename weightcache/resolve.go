@@ -100,7 +100,7 @@ func (p *Puller) runResolve(ctx context.Context, key resolveKey, r *resolve, sou
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("resolve %s: %w", key.ref, err)
+		err = fmt.Errorf("resolve %s: %w", key.ref, classified(err))
 	}
 	r.m, r.err = m, err
 	p.mu.Lock()

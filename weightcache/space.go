@@ -8,10 +8,19 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
+
+// classified makes a full drive recognisable as ErrNoSpace, whichever write met it.
+func classified(err error) error {
+	if err == nil || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) || errors.Is(err, ErrNoSpace) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNoSpace, err)
+}
 
 // reservation is room that one pull was promised. Its bytes move to the files
 // as they are allocated; release gives back the rest.
@@ -141,8 +150,12 @@ func (s *Store) reserve(ctx context.Context, n int64, what string) (*reservation
 		wait := s.freed.wait()
 		if !enough && !evicting {
 			s.mu.Unlock()
-			return nil, fmt.Errorf("reserve %s for %s: %w: %s too few within budget %s and %s free, and nothing unused is left to evict",
-				units.Bytes(n).Human(), what, ErrNoSpace, units.Bytes(need).Human(), units.Bytes(s.budget).Human(), units.Bytes(free).Human())
+			within := ""
+			if s.budget > 0 {
+				within = " within budget " + units.Bytes(s.budget).Human()
+			}
+			return nil, fmt.Errorf("reserve %s for %s: %w: %s too few%s with %s free on the drive, and nothing unused is left to evict",
+				units.Bytes(n).Human(), what, ErrNoSpace, units.Bytes(need).Human(), within, units.Bytes(free).Human())
 		}
 		if !enough {
 			s.mu.Unlock()

@@ -47,8 +47,10 @@ type RefLister interface {
 type Content interface {
 	// Size is the final length in bytes.
 	Size() int64
-	// File is the whole verified file once it is committed, nil before. It was
-	// opened for this Content: its offset belongs to the caller, Close closes it.
+	// File is the whole verified file once it is committed, nil before, and nil
+	// for good where bytes that ReadAt handed out are not those of that file. It
+	// was opened for this Content: its offset belongs to the caller, Close closes
+	// it.
 	File() *os.File
 	// ReadAt gives at least one byte from off, waiting for it where it is not
 	// there yet, and as many more as are there, up to len(p). Where bytes handed

@@ -30,7 +30,9 @@ type HubOptions struct {
 	TokenFile string
 	// UserAgent of the requests; empty means "hearth".
 	UserAgent string
-	// DialContext makes the connections; nil means the standard dialer.
+	// DialContext makes the connections; nil means the standard dialer. Where
+	// the environment names a proxy for URL (HTTP_PROXY, HTTPS_PROXY, NO_PROXY,
+	// as net/http reads them once per process) it dials the proxy.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
 	// TLSConfig holds further roots; nil means the system's.
 	TLSConfig *tls.Config
