@@ -43,6 +43,10 @@ func (p *Proxy) drop(c *call) {
 	if cap(keys) > 2048 {
 		keys = nil
 	}
+	if cap(pl.facts.long) > 512 {
+		pl.facts.long = nil
+	}
+	pl.walk.long = nil
 	pl.walk.keys, pl.req, pl.body, pl.json, pl.weight = keys, pick.Request{}, nil, false, 0
 	plans.Put(pl)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"strconv"
 )
 
@@ -54,6 +55,36 @@ type facts struct {
 	toolChoice           span
 	responseFormat       span
 	sawMaxCompletionForm bool
+	long                 longStrings
+}
+
+// longStrings notes where long strings lie, in order, so that a second walk
+// over a scanned body steps over them. Past maxLong they are not noted.
+type longStrings []span
+
+const (
+	longBytes = 256  // shorter strings are passed over again as fast
+	maxLong   = 4096 // 64 KiB of notes
+)
+
+func (l *longStrings) note(off, end int) {
+	n := len(*l)
+	// stream_options is looked at twice, hence the order's check.
+	if end-off >= longBytes && n < maxLong && (n == 0 || off > (*l)[n-1].off) {
+		*l = append(*l, span{off, end})
+	}
+}
+
+// skip is skipValue for a body that has been scanned.
+func (l longStrings) skip(b []byte, i int) int {
+	if b[i] != '"' || len(l) == 0 {
+		return skipValue(b, i, 0)
+	}
+	at, found := slices.BinarySearchFunc(l, i, func(s span, i int) int { return s.off - i })
+	if found {
+		return l[at].end
+	}
+	return skipString(b, i)
 }
 
 // failure codes of the skip functions: an offset that failed is ^offset.
@@ -65,7 +96,7 @@ const tooDeep = -1 << 62
 // passed on for the engine to judge. It allocates only on the error path and
 // for member names written with escapes.
 func scan(body []byte, f *facts) error {
-	*f = facts{}
+	*f = facts{long: f.long[:0]}
 	i := skipSpace(body, 0)
 	if i >= len(body) {
 		return fmt.Errorf("%w: the body is empty", ErrMalformed)
@@ -118,7 +149,7 @@ func (f *facts) object(b []byte, i, depth int, member func(b, key []byte, v span
 			return 0, scanError(^i)
 		}
 		i = skipSpace(b, i+1)
-		end := skipValue(b, i, depth)
+		end := skipNoting(b, i, depth, &f.long)
 		if end < 0 {
 			return 0, scanError(end)
 		}
@@ -273,9 +304,7 @@ func skipSpace(b []byte, i int) int {
 const (
 	ones   = 0x0101010101010101
 	highs  = 0x8080808080808080
-	quotes = '"' * ones
 	slants = '\\' * ones
-	spaces = ' ' * ones
 )
 
 // skipString gives the offset past the string that begins at b[i], or ^offset
@@ -286,17 +315,26 @@ func skipString(b []byte, i int) int {
 	for {
 		for i+32 <= len(b) {
 			// Four words at a time while nothing stands out.
-			if special(b[i:])|special(b[i+8:])|special(b[i+16:])|special(b[i+24:]) != 0 {
-				break
+			p := (*[32]byte)(b[i:])
+			m0 := special(binary.LittleEndian.Uint64(p[0:8]))
+			m1 := special(binary.LittleEndian.Uint64(p[8:16]))
+			m2 := special(binary.LittleEndian.Uint64(p[16:24]))
+			m3 := special(binary.LittleEndian.Uint64(p[24:32]))
+			if (m0|m1|m2|m3)&highs == 0 {
+				i += 32
+				continue
 			}
-			i += 32
-		}
-		for i+8 <= len(b) {
-			if m := special(b[i:]); m != 0 {
-				i += bits.TrailingZeros64(m) >> 3
-				break
+			switch {
+			case m0&highs != 0:
+				i += bits.TrailingZeros64(m0&highs) >> 3
+			case m1&highs != 0:
+				i += 8 + bits.TrailingZeros64(m1&highs)>>3
+			case m2&highs != 0:
+				i += 16 + bits.TrailingZeros64(m2&highs)>>3
+			default:
+				i += 24 + bits.TrailingZeros64(m3&highs)>>3
 			}
-			i += 8
+			break
 		}
 		for i < len(b) && b[i] != '"' && b[i] != '\\' && b[i] >= ' ' {
 			i++
@@ -330,11 +368,11 @@ func skipString(b []byte, i int) int {
 	}
 }
 
-// special marks the bytes of the next eight that end a run of plain text.
-func special(b []byte) uint64 {
-	w := binary.LittleEndian.Uint64(b)
-	q, s := w^quotes, w^slants
-	return ((q-ones)&^q | (s-ones)&^s | (w-spaces)&^w) & highs
+// special marks, in its high bits, the bytes of w that end a run of plain text.
+// The quote and the control characters are one range once a bit is flipped.
+func special(w uint64) uint64 {
+	q, s := w^(2*ones), w^slants
+	return (q-0x21*ones)&^q | (s-ones)&^s
 }
 
 func isHex(c byte) bool {
@@ -384,7 +422,10 @@ func skipLiteral(b []byte, i int, word string) int {
 // skipValue gives the offset past the value at b[i], which lies depth levels
 // deep, or ^offset of what is wrong, or tooDeep. It keeps one bit per level
 // (set: object) and does not recurse.
-func skipValue(b []byte, i, depth int) int {
+func skipValue(b []byte, i, depth int) int { return skipNoting(b, i, depth, nil) }
+
+// skipNoting is skipValue that notes long strings, where long is not nil.
+func skipNoting(b []byte, i, depth int, long *longStrings) int {
 	var object [MaxDepth/64 + 1]uint64
 	base := depth
 value:
@@ -393,7 +434,11 @@ value:
 	}
 	switch b[i] {
 	case '"':
+		from := i
 		i = skipString(b, i)
+		if long != nil {
+			long.note(from, i)
+		}
 	case '{', '[':
 		if depth++; depth > MaxDepth {
 			return tooDeep

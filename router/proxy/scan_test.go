@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -177,4 +178,52 @@ func FuzzScan(f *testing.F) {
 			t.Fatalf("model became %q", text(spliced, again.model))
 		}
 	})
+}
+
+func TestLongStringsAreFoundAgainWhereTheyStand(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat(`0123456789abcdef\n`, 40)
+	body := []byte(`{"stream_options":{"x":"` + long + `","include_usage":true},"tools":["` + long + `"],"messages":[{"content":"` + long +
+		`","role":"user"},{"role":"user","content":[{"type":"text","text":"` + long + `é"}]}],"instructions":"` + long + `","stream":true,"model":"m"}`)
+	var f facts
+	if err := scan(body, &f); err != nil {
+		t.Fatal(err)
+	}
+	if len(f.long) != 5 {
+		t.Fatalf("%d long strings", len(f.long))
+	}
+	var with, without walker
+	with.run(body, &f)
+	f.long = nil
+	without.run(body, &f)
+	if !slices.Equal(with.keys, without.keys) || len(with.keys) == 0 || with.counted != without.counted {
+		t.Fatalf("%d keys and %d", len(with.keys), len(without.keys))
+	}
+}
+
+func TestEveryByteThatEndsPlainTextIsSeenWhereverItStands(t *testing.T) {
+	t.Parallel()
+	for c := range 256 {
+		for at := range 80 {
+			s := bytes.Repeat([]byte{'~', ' ', '!', '#', '[', ']', 0x7f, 0x80, 0xff, 0xa2, 0xdc}, 10)[:80]
+			s[at] = byte(c)
+			body := append(append([]byte{'"'}, s...), '"', ' ')
+			want := len(body) - 1
+			switch {
+			case c == '"':
+				want = at + 2
+			case c == '\\' || c < ' ':
+				want = ^(at + 1)
+				if c == '\\' {
+					want = ^(at + 2)
+				}
+				if c == '\\' && at == 79 { // escapes the quote
+					want = ^len(body)
+				}
+			}
+			if got := skipString(body, 0); got != want {
+				t.Fatalf("byte %#x at %d: %d, want %d", c, at, got, want)
+			}
+		}
+	}
 }

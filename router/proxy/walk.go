@@ -39,6 +39,7 @@ type walker struct {
 	total   int // bytes walked
 	counted int // bytes that count as prompt, for the token estimate
 	images  bool
+	long    longStrings // of the body that is walked
 	block   [pick.BlockBytes]byte
 	digest  xxhash.Digest
 }
@@ -46,6 +47,7 @@ type walker struct {
 // run walks the request whose facts are f and leaves its keys in w.keys.
 func (w *walker) run(b []byte, f *facts) {
 	w.keys, w.fill, w.total, w.counted, w.images = w.keys[:0], 0, 0, 0, false
+	w.long = f.long
 	w.digest.ResetWithSeed(0)
 	if f.cacheSalt.present() {
 		_, _ = w.digest.Write(f.cacheSalt.of(b))
@@ -151,7 +153,7 @@ func (w *walker) conversation(b []byte, list span) {
 		if b[at] == '{' {
 			return w.message(b, at)
 		}
-		end := skipValue(b, at, 0)
+		end := w.long.skip(b, at)
 		w.value(b[at:end])
 		return end
 	})
@@ -171,7 +173,7 @@ func (w *walker) message(b []byte, at int) int {
 	end := members(b, at, func(key span, i int) int {
 		switch string(key.of(b)) {
 		case "role":
-			end := skipValue(b, i, 0)
+			end := w.long.skip(b, i)
 			if !written {
 				w.value(b[i:end])
 				roleSeen = true
@@ -183,10 +185,10 @@ func (w *walker) message(b []byte, at int) int {
 				w.mark(markContent)
 				return w.content(b, i)
 			}
-			content = span{i, skipValue(b, i, 0)}
+			content = span{i, w.long.skip(b, i)}
 			return content.end
 		}
-		end := skipValue(b, i, 0)
+		end := w.long.skip(b, i)
 		if b[i] != 'n' {
 			if count < otherMembers {
 				others[count].key, others[count].value = key, span{i, end}
@@ -207,7 +209,7 @@ func (w *walker) message(b []byte, at int) int {
 	if count > otherMembers {
 		seen := 0
 		members(b, at, func(key span, i int) int {
-			end := skipValue(b, i, 0)
+			end := w.long.skip(b, i)
 			if name := string(key.of(b)); name != "role" && name != "content" && b[i] != 'n' {
 				if seen++; seen > otherMembers {
 					w.member(b, key, span{i, end})
@@ -238,7 +240,7 @@ func (w *walker) content(b []byte, at int) int {
 			return w.part(b, i)
 		})
 	}
-	end := skipValue(b, at, 0)
+	end := w.long.skip(b, at)
 	if b[at] != 'n' {
 		w.value(b[at:end])
 	}
@@ -249,13 +251,13 @@ func (w *walker) content(b []byte, at int) int {
 // and gives the offset past it.
 func (w *walker) part(b []byte, at int) int {
 	if b[at] != '{' {
-		end := skipValue(b, at, 0)
+		end := w.long.skip(b, at)
 		w.value(b[at:end])
 		return end
 	}
 	var body, image span
 	end := members(b, at, func(key span, i int) int {
-		v := span{i, skipValue(b, i, 0)}
+		v := span{i, w.long.skip(b, i)}
 		switch string(key.of(b)) {
 		case "text":
 			body = v
@@ -272,7 +274,7 @@ func (w *walker) part(b []byte, at int) int {
 		url := image
 		if image.is(b, '{') {
 			members(b, image.off, func(key span, i int) int {
-				v := span{i, skipValue(b, i, 0)}
+				v := span{i, w.long.skip(b, i)}
 				if string(key.of(b)) == "url" {
 					url = v
 				}
