@@ -10,7 +10,8 @@ const maxTrailerBytes = 64 << 10
 const (
 	chunkSize    = iota // at the first digit of a size
 	chunkDigits         // within the size
-	chunkExt            // behind the size, before the line's CR
+	chunkPad            // within the blanks behind a size
+	chunkExt            // within an extension, before the line's CR
 	chunkSizeLF         // the size line's LF is due
 	chunkData           // within the payload
 	chunkDataCR         // the CR behind a payload is due
@@ -66,8 +67,20 @@ func (d *chunks) decode(p []byte) (payload, used int, err error) {
 				return payload, i, malformed("no chunk size at %q", c)
 			case c == '\r':
 				d.state = chunkSizeLF
-			case c == ';' || c == ' ' || c == '\t':
+			case c == ';':
 				d.state = chunkExt
+			case c == ' ' || c == '\t':
+				d.state = chunkPad
+			default:
+				return payload, i, malformed("chunk size with %q", c)
+			}
+		case chunkPad:
+			switch c {
+			case '\r':
+				d.state = chunkSizeLF
+			case ';':
+				d.state = chunkExt
+			case ' ', '\t':
 			default:
 				return payload, i, malformed("chunk size with %q", c)
 			}

@@ -71,7 +71,7 @@ func headEnd(raw []byte) int {
 // reads as the same payload, and how the bytes are split changes nothing.
 func FuzzChunks(f *testing.F) {
 	for _, s := range []string{
-		"5\r\nhello\r\n0\r\n\r\n", "2;a=b\r\nhe\r\n3\r\nllo\r\n0\r\nX: y\r\n\r\nrest", "0\r\n\r\n", "05 \r\nhello\r\n00\r\n\r\n", "5\nhello\r\n0\r\n\r\n",
+		"5\r\nhello\r\n0\r\n\r\n", "2;a=b\r\nhe\r\n3\r\nllo\r\n0\r\nX: y\r\n\r\nrest", "0\r\n\r\n", "05 \r\nhello\r\n00\r\n\r\n", "5\nhello\r\n0\r\n\r\n", "0 0\r\n000000000\n\r\n",
 	} {
 		f.Add([]byte(s), uint8(1))
 	}
