@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -455,5 +456,48 @@ func TestSupersededArtifactGoesWhenItsLastLeaseEnds(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestChecksOfStoredFilesOutliveTheProcess(t *testing.T) {
+	t.Parallel()
+	src := newMemSource(model(1, 2*testSegment))
+	now := time.Now()
+	clock := func(o *Options, p *PullerOptions) {
+		o.Now = func() time.Time { return now }
+		p.Now = o.Now
+	}
+	r := newRig(t, src, clock)
+	m := r.ensure(t)
+	const every = 24 * time.Hour
+	due := func() time.Duration {
+		_, at, found := r.store.nextScrub(every)
+		if !found {
+			t.Fatal("no file to check")
+		}
+		return at.Sub(now)
+	}
+	now = now.Add(2 * every)
+	r.reopen(t, clock)
+	if due() > 0 {
+		t.Error("a restart put the checks off")
+	}
+	if result, err := r.puller.Verify(t.Context(), testRef); err != nil || !result.OK() || result.Files != len(m.Files) {
+		t.Fatalf("verify: %+v, %v", result, err)
+	}
+	r.reopen(t, clock)
+	if got := due(); got < every-time.Second || got > every {
+		t.Errorf("next check is due in %s, want %s after the last", got, every)
+	}
+}
+
+func TestVerifyEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newMemSource(model(1, 2*testSegment)))
+	r.ensure(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := r.puller.Verify(ctx, testRef); !errors.Is(err, context.Canceled) {
+		t.Errorf("Verify: %v, want the context's cause", err)
 	}
 }

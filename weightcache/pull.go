@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -12,6 +13,10 @@ import (
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 	"github.com/hearth-dev/hearth/weightcache/source"
 )
+
+// maxCounters bounds the artifacts whose fetched bytes are remembered; past it
+// only those being pulled are.
+const maxCounters = 10_000
 
 var (
 	// errAbandoned ends a pull whose last caller left.
@@ -278,6 +283,9 @@ func (p *Puller) fetchAll(ctx context.Context, pl *pull, src source.Source, room
 	p.mu.Lock()
 	counter := p.bytes[pl.m.Digest]
 	if counter == nil {
+		if len(p.bytes) >= maxCounters {
+			maps.DeleteFunc(p.bytes, func(d artifact.Digest, _ *atomic.Int64) bool { return p.pulls[d] == nil })
+		}
 		counter = new(atomic.Int64)
 		p.bytes[pl.m.Digest] = counter
 	}

@@ -122,12 +122,22 @@ func TestKilledProcessLosesNoWholeSegmentAndAPowerCutOnlyUnsyncedOnes(t *testing
 		return bytes.NewReader(body), nil
 	}
 	r := newRig(t, src, func(_ *Options, p *PullerOptions) { p.Streams = 1 })
+	changed, unsubscribe := r.store.Subscribe()
+	defer unsubscribe()
 	done := make(chan error, 1)
 	go func() {
 		_, err := r.puller.Ensure(ctx, testRef, EnsureOptions{})
 		done <- err
 	}()
 	<-reached
+	// The other files are committed beside the stream; the copy below needs a
+	// store that stands still.
+	for m, _ := r.store.pinned(testRef); ; {
+		if missing, _ := r.store.missing(m); len(missing) == 1 {
+			break
+		}
+		<-changed
+	}
 	// What the drive and the page cache hold now is what a killed process leaves.
 	for name, want := range map[string]int64{"": 5 * testSegment, "another boot": 0} {
 		left := &rig{fs: durable.OS, dir: t.TempDir(), src: newMemSource(src.files)}

@@ -130,10 +130,8 @@ func (p *Puller) scrubLoop(ctx context.Context) {
 	if p.scrub.every < 0 {
 		return
 	}
-	checked := map[artifact.Digest]time.Time{}
-	began := p.now()
 	for ctx.Err() == nil {
-		sha, due, found := p.store.nextScrub(checked, began, p.scrub.every)
+		sha, due, found := p.store.nextScrub(p.scrub.every)
 		wait := p.scrub.every
 		if found {
 			wait = due.Sub(p.now())
@@ -145,28 +143,28 @@ func (p *Puller) scrubLoop(ctx context.Context) {
 			}
 			continue
 		}
-		checked[sha] = p.now()
+		// Also where the check fails: the next file has its turn first.
+		p.store.noteCheck(sha, p.now())
 		if _, err := p.checkFile(ctx, sha, NewLimiter(p.scrub.rate)); err != nil && ctx.Err() == nil {
 			p.log.Warn("cannot scrub file", slog.String("file", sha.String()), slog.Any("error", err))
 		}
 	}
 }
 
-// nextScrub finds the file whose last check is oldest; a file not checked by
-// this process counts as checked when it began.
-func (s *Store) nextScrub(checked map[artifact.Digest]time.Time, began time.Time, every time.Duration) (sha artifact.Digest, due time.Time, found bool) {
+// nextScrub finds the file whose last check is oldest.
+func (s *Store) nextScrub(every time.Duration) (sha artifact.Digest, due time.Time, found bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for file := range checked {
+	for file := range s.checks {
 		if _, there := s.blobs[file]; !there {
-			delete(checked, file)
+			delete(s.checks, file)
 		}
 	}
 	for file := range s.blobs {
-		last, seen := checked[file]
+		last, seen := s.checks[file]
 		if !seen {
-			last = began
-			checked[file] = began
+			last = s.now() // it landed just now
+			s.checks[file] = last
 		}
 		at := last.Add(every)
 		if !found || cmp.Or(at.Compare(due), slices.Compare(file[:], sha[:])) < 0 {
@@ -174,6 +172,23 @@ func (s *Store) nextScrub(checked map[artifact.Digest]time.Time, began time.Time
 		}
 	}
 	return sha, due, found
+}
+
+// noteCheck notes when a file was checked, in memory.
+func (s *Store) noteCheck(sha artifact.Digest, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checks[sha] = at
+}
+
+// keepCheck notes on the drive that a file was found right, as its mtime, so
+// that processes which restart often do not put its next check off for ever.
+func (s *Store) keepCheck(sha artifact.Digest, at time.Time) error {
+	s.noteCheck(sha, at)
+	if err := s.fs.Chtimes(s.blobPath(sha), at, at); err != nil && !notExist(err) {
+		return fmt.Errorf("note check of file %s: %w", sha.Short(), err)
+	}
+	return nil
 }
 
 // checkFile reads a stored file on a thread of idle I/O priority and takes it
@@ -194,6 +209,9 @@ func (p *Puller) checkFile(ctx context.Context, sha artifact.Digest, limiter *Li
 	a := <-result
 	if errors.Is(a.err, ErrNotReady) && p.store.isBad(sha) {
 		p.repair() // it was missing from the drive
+	}
+	if a.err == nil && a.good {
+		a.err = p.store.keepCheck(sha, p.now())
 	}
 	if a.err != nil || a.good {
 		return a.good, a.err
@@ -233,6 +251,9 @@ func (s *Store) hashesTo(ctx context.Context, sha artifact.Digest, limiter *Limi
 	defer pieces.Put(piece)
 	h := artifact.NewChunker()
 	for {
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
 		n, err := f.Read(piece[:])
 		_, _ = h.Write(piece[:n])
 		if errors.Is(err, io.EOF) {

@@ -85,14 +85,15 @@ type Store struct {
 	mu        sync.Mutex
 	refs      map[artifact.Ref]*artifact.Manifest
 	artifacts map[artifact.Digest]*record
-	blobs     map[artifact.Digest]int64 // committed files and their bytes
-	partial   map[artifact.Digest]int64 // bytes allocated to files still landing
-	bad       map[artifact.Digest]bool  // found damaged and not replaced yet
-	damage    map[artifact.Digest]int   // how often each was found damaged since Open
-	damages   int                       // the sum of damage
-	removing  map[artifact.Digest]bool  // being unlinked
-	reserved  int64                     // bytes promised to pulls and not allocated yet
-	freed     signal                    // fires when removing or evicting shrinks
+	blobs     map[artifact.Digest]int64     // committed files and their bytes
+	partial   map[artifact.Digest]int64     // bytes allocated to files still landing
+	bad       map[artifact.Digest]bool      // found damaged and not replaced yet
+	checks    map[artifact.Digest]time.Time // when each committed file was last found right
+	damage    map[artifact.Digest]int       // how often each was found damaged since Open
+	damages   int                           // the sum of damage
+	removing  map[artifact.Digest]bool      // being unlinked
+	reserved  int64                         // bytes promised to pulls and not allocated yet
+	freed     signal                        // fires when removing or evicting shrinks
 	watchers  map[chan struct{}]bool
 }
 
@@ -140,7 +141,7 @@ func Open(opts Options) (*Store, error) {
 		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
 		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
-		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, removing: map[artifact.Digest]bool{},
+		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{},
 		watchers: map[chan struct{}]bool{},
 	}
 	for _, ref := range opts.Keep {
@@ -345,6 +346,10 @@ func (s *Store) loadBlobs() error {
 			return s.fs.RemoveAll(path)
 		}
 		s.blobs[sha] = size
+		s.checks[sha] = info.ModTime()
+		if now := s.now(); now.Before(info.ModTime()) {
+			s.checks[sha] = now
+		}
 		return nil
 	})
 	if err != nil {
