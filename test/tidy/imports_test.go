@@ -34,6 +34,7 @@ var law = []struct {
 	{"nodeagent/", []string{"nodeagent/*", "weightcache/...", "dradriver/..."}},
 	{"nodeagent", []string{"nodeagent/...", "weightcache/...", "dradriver/...", "configfile"}},
 	{"router/pick", []string{"weightcache/artifact"}},
+	{"router/proxy/wire", nil},
 	{"router/", []string{"router/*", "nodeagent/report", "weightcache/artifact"}},
 	{"router", []string{"router/...", "nodeagent/report", "weightcache/artifact", "configfile"}},
 	{"cmd", []string{"..."}},
