@@ -34,6 +34,14 @@ func (p *Problems) Addf(field, right, format string, args ...any) {
 	p.Add(field, fmt.Sprintf(format, args...), right)
 }
 
+// Check notes a problem with a field unless ok; the text says what is wrong and
+// what would be right ("is 0, want 1 to 64").
+func (p *Problems) Check(ok bool, field, format string, args ...any) {
+	if !ok {
+		p.Add(field, fmt.Sprintf(format, args...), "")
+	}
+}
+
 // Len gives the number of problems noted.
 func (p *Problems) Len() int { return len(p.lines) + p.dropped }
 

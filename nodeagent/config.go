@@ -1,16 +1,17 @@
 package nodeagent
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/hearth-dev/hearth/configfile"
 	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
@@ -33,9 +34,6 @@ const (
 	SourceHub = "hub"
 	SourceDir = "dir"
 )
-
-// maxSocketPath is the longest path the kernel takes for a unix socket.
-const maxSocketPath = 107
 
 // Config is an agent's configuration, read by configfile over Default.
 type Config struct {
@@ -144,101 +142,104 @@ func Default() Config {
 
 // Validate names every field that cannot be, and what would be right.
 func (c Config) Validate() error {
-	v := &problems{}
-	v.check(c.Node != "" && len(c.Node) <= 253 && !strings.ContainsAny(c.Node, "/ \t\n"), "node", "is %q, want this node's name (or --node NAME)", c.Node)
+	v := &configfile.Problems{}
+	v.Check(c.Node != "" && len(c.Node) <= 253 && !strings.ContainsAny(c.Node, "/ \t\n"), "node", "is %q, want this node's name (or --node NAME)", c.Node)
 	roles := slices.Compact(slices.Sorted(slices.Values(c.Roles)))
-	v.check(slices.Equal(roles, []string{RoleControl, RoleData}), "roles", "are %q, want [control, data]: one process runs both", c.Roles)
+	v.Check(slices.Equal(roles, []string{RoleControl, RoleData}), "roles", "are %q, want [control, data]: one process runs both", c.Roles)
 	c.Listen.validate(v, c.TLS)
 	if c.TLS.set() {
-		v.check(c.TLS.Cert != "" && c.TLS.Key != "" && c.TLS.CA != "", "tls", "wants all of cert, key and ca, or none")
+		v.Check(c.TLS.Cert != "" && c.TLS.Key != "" && c.TLS.CA != "", "tls", "wants all of cert, key and ca, or none")
 	}
 	c.Weights.validate(v)
 	names := map[string]bool{}
 	for i, s := range c.Sources {
 		field := fmt.Sprintf("sources[%d]", i)
-		v.check(s.Name != "" && !names[s.Name], field+".name", "is %q, want a name that no other source has", s.Name)
+		v.Check(s.Name != "" && !names[s.Name], field+".name", "is %q, want a name that no other source has", s.Name)
 		names[s.Name] = true
 		s.validate(v, field)
 	}
 	for i, ref := range c.Models {
 		_, err := artifact.ParseRef(ref)
-		v.check(err == nil, fmt.Sprintf("models[%d]", i), "is not a ref: %v", err)
+		v.Check(err == nil, fmt.Sprintf("models[%d]", i), "is not a ref: %v", err)
 	}
 	ids := map[string]bool{}
 	for i, d := range c.Devices {
-		v.check(d.ID != "" && len(d.ID) <= 253 && !ids[d.ID], fmt.Sprintf("devices[%d].id", i), "is %q, want an id that no other device has", d.ID)
+		v.Check(d.ID != "" && len(d.ID) <= 253 && !ids[d.ID], fmt.Sprintf("devices[%d].id", i), "is %q, want an id that no other device has", d.ID)
 		ids[d.ID] = true
 	}
-	v.check(len(c.Devices) <= 256, "devices", "has %d entries, want at most 256", len(c.Devices))
+	v.Check(len(c.Devices) <= 256, "devices", "has %d entries, want at most 256", len(c.Devices))
 	c.validateEndpoints(v, ids)
-	v.check(c.Health.StateDir == "" || filepath.IsAbs(c.Health.StateDir), "health.stateDir", "is %q, want an absolute path", c.Health.StateDir)
-	v.check(c.Health.XIDTable == "" || filepath.IsAbs(c.Health.XIDTable), "health.xidTable", "is %q, want an absolute path", c.Health.XIDTable)
-	return v.err()
+	v.Check(c.Health.StateDir == "" || filepath.IsAbs(c.Health.StateDir), "health.stateDir", "is %q, want an absolute path", c.Health.StateDir)
+	v.Check(c.Health.XIDTable == "" || filepath.IsAbs(c.Health.XIDTable), "health.xidTable", "is %q, want an absolute path", c.Health.XIDTable)
+	return v.Err()
 }
 
-func (l Listen) validate(v *problems, tls TLS) {
+func (l Listen) validate(v *configfile.Problems, tls TLS) {
 	for _, a := range []struct{ field, addr string }{{"listen.mirror", l.Mirror}, {"listen.report", l.Report}, {"listen.admin", l.Admin}} {
 		if a.addr == "" {
 			continue
 		}
 		_, port, err := net.SplitHostPort(a.addr)
 		if err != nil || port == "" {
-			v.add(a.field, "is %q, want host:port", a.addr)
+			v.Check(false, a.field, "is %q, want host:port", a.addr)
 			continue
 		}
-		v.check(isLoopback(a.addr) || tls.set() || l.Insecure, a.field, "%q is not loopback: want tls.cert, tls.key and tls.ca, or listen.insecure: true", a.addr)
+		v.Check(isLoopback(a.addr) || tls.set() || l.Insecure, a.field, "%q is not loopback: want tls.cert, tls.key and tls.ca, or listen.insecure: true", a.addr)
 	}
 	if l.Socket != "" {
-		v.check(filepath.IsAbs(l.Socket) && len(l.Socket) <= maxSocketPath, "listen.socket", "is %q, want an absolute path of at most %d bytes", l.Socket, maxSocketPath)
+		v.Check(filepath.IsAbs(l.Socket) && len(l.Socket) <= identity.MaxSocketPath, "listen.socket", "is %q, want an absolute path of at most %d bytes", l.Socket, identity.MaxSocketPath)
 	}
 }
 
-func (w Weights) validate(v *problems) {
-	v.check(filepath.IsAbs(w.Dir), "weights.dir", "is %q, want an absolute path", w.Dir)
-	v.check(w.ViewsDir == "" || filepath.IsAbs(w.ViewsDir), "weights.viewsDir", "is %q, want an absolute path", w.ViewsDir)
-	v.check(w.SegmentSize >= 64*units.KiB && w.SegmentSize <= 64*units.MiB, "weights.segmentSize", "is %s, want 64KiB to 64MiB", w.SegmentSize)
-	v.check(w.Streams >= 1 && w.Streams <= 64, "weights.streams", "is %d, want 1 to 64", w.Streams)
-	v.check(w.StallTimeout > 0, "weights.stallTimeout", "is %s, want a positive duration such as 30s", w.StallTimeout)
-	v.check(w.ScrubEvery >= 0, "weights.scrubEvery", "is %s, want a duration such as 168h, or 0 for never", w.ScrubEvery)
+func (w Weights) validate(v *configfile.Problems) {
+	v.Check(filepath.IsAbs(w.Dir), "weights.dir", "is %q, want an absolute path", w.Dir)
+	v.Check(w.ViewsDir == "" || filepath.IsAbs(w.ViewsDir), "weights.viewsDir", "is %q, want an absolute path", w.ViewsDir)
+	v.Check(w.SegmentSize >= 64*units.KiB && w.SegmentSize <= 64*units.MiB, "weights.segmentSize", "is %s, want 64KiB to 64MiB", w.SegmentSize)
+	v.Check(w.Streams >= 1 && w.Streams <= 64, "weights.streams", "is %d, want 1 to 64", w.Streams)
+	v.Check(w.StallTimeout > 0, "weights.stallTimeout", "is %s, want a positive duration such as 30s", w.StallTimeout)
+	v.Check(w.ScrubEvery >= 0, "weights.scrubEvery", "is %s, want a duration such as 168h, or 0 for never", w.ScrubEvery)
 }
 
-func (s Source) validate(v *problems, field string) {
+func (s Source) validate(v *configfile.Problems, field string) {
 	switch s.Type {
 	case SourceHub:
-		v.check(strings.HasPrefix(s.URL, "http://") || strings.HasPrefix(s.URL, "https://"), field+".url", "is %q, want the base URL of a hub or mirror", s.URL)
-		v.check(s.Root == "", field+".root", "is for type dir only")
-		v.check(s.TokenFile == "" || filepath.IsAbs(s.TokenFile), field+".tokenFile", "is %q, want an absolute path", s.TokenFile)
+		u, err := url.Parse(s.URL)
+		v.Check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "", field+".url", "is no base URL of a hub or mirror, such as https://hub.example")
+		// Shown in logs and at /debug/config, so it may hold no secret and an error may not repeat one.
+		v.Check(err != nil || u.User == nil, field+".url", "holds a user or password, want a token in tokenFile")
+		v.Check(s.Root == "", field+".root", "is for type dir only")
+		v.Check(s.TokenFile == "" || filepath.IsAbs(s.TokenFile), field+".tokenFile", "is %q, want an absolute path", s.TokenFile)
 	case SourceDir:
-		v.check(filepath.IsAbs(s.Root), field+".root", "is %q, want an absolute folder", s.Root)
-		v.check(s.URL == "" && s.TokenFile == "", field, "of type dir takes neither url nor tokenFile")
+		v.Check(filepath.IsAbs(s.Root), field+".root", "is %q, want an absolute folder", s.Root)
+		v.Check(s.URL == "" && s.TokenFile == "", field, "of type dir takes neither url nor tokenFile")
 	default:
-		v.add(field+".type", "is %q, want hub or dir", s.Type)
+		v.Check(false, field+".type", "is %q, want hub or dir", s.Type)
 	}
-	v.check(len(s.Refs) > 0, field+".refs", `is empty, want patterns such as "org/*": nothing is allowed unsaid`)
+	v.Check(len(s.Refs) > 0, field+".refs", `is empty, want patterns such as "org/*": nothing is allowed unsaid`)
 	for i, pattern := range s.Refs {
 		_, err := path.Match(strings.TrimSuffix(pattern, "/**"), "")
-		v.check(err == nil && pattern != "", fmt.Sprintf("%s.refs[%d]", field, i), "is %q, want a pattern such as org/name or org/*", pattern)
+		v.Check(err == nil && pattern != "", fmt.Sprintf("%s.refs[%d]", field, i), "is %q, want a pattern such as org/name or org/*", pattern)
 	}
 }
 
-func (c Config) validateEndpoints(v *problems, devices map[string]bool) {
+func (c Config) validateEndpoints(v *configfile.Problems, devices map[string]bool) {
 	names := map[string]bool{}
-	v.check(len(c.Endpoints) <= endpoints.MaxEndpoints, "endpoints", "has %d entries, want at most %d", len(c.Endpoints), endpoints.MaxEndpoints)
+	v.Check(len(c.Endpoints) <= endpoints.MaxEndpoints, "endpoints", "has %d entries, want at most %d", len(c.Endpoints), endpoints.MaxEndpoints)
 	for i, e := range c.Endpoints {
 		field := fmt.Sprintf("endpoints[%d]", i)
-		v.check(e.Name != "" && len(e.Name) <= 253 && !strings.Contains(e.Name, "/") && !names[e.Name], field+".name", "is %q, want a name without / that no other endpoint has", e.Name)
+		v.Check(e.Name != "" && len(e.Name) <= 253 && !strings.Contains(e.Name, "/") && !names[e.Name], field+".name", "is %q, want a name without / that no other endpoint has", e.Name)
 		names[e.Name] = true
-		v.check(endpoints.CheckURL(e.URL) == nil, field+".url", "is %q, want http://host:port", e.URL)
-		v.check(slices.Contains(endpoints.Engines, e.Engine), field+".engine", "is %q, want one of %s", e.Engine, strings.Join(endpoints.Engines, ", "))
-		v.check(e.Pool != "", field+".pool", "is empty, want the router's name of the pool")
-		v.check(len(e.Devices) <= report.MaxRepeated, field+".devices", "has %d entries, want at most %d", len(e.Devices), report.MaxRepeated)
-		v.check(len(e.Models) <= report.MaxRepeated && !slices.Contains(e.Models, ""), field+".models", "wants at most %d names, none empty", report.MaxRepeated)
+		v.Check(endpoints.CheckURL(e.URL) == nil, field+".url", "is %q, want http://host:port", e.URL)
+		v.Check(slices.Contains(endpoints.Engines, e.Engine), field+".engine", "is %q, want one of %s", e.Engine, strings.Join(endpoints.Engines, ", "))
+		v.Check(e.Pool != "", field+".pool", "is empty, want the router's name of the pool")
+		v.Check(len(e.Devices) <= report.MaxRepeated, field+".devices", "has %d entries, want at most %d", len(e.Devices), report.MaxRepeated)
+		v.Check(len(e.Models) <= report.MaxRepeated && !slices.Contains(e.Models, ""), field+".models", "wants at most %d names, none empty", report.MaxRepeated)
 		for _, id := range e.Devices {
-			v.check(devices[id], field+".devices", "names %q, which is not under devices", id)
+			v.Check(devices[id], field+".devices", "names %q, which is not under devices", id)
 		}
 		if e.Ref != "" {
 			_, err := artifact.ParseRef(e.Ref)
-			v.check(err == nil, field+".ref", "is not a ref: %v", err)
+			v.Check(err == nil, field+".ref", "is not a ref: %v", err)
 		}
 	}
 }
@@ -279,18 +280,3 @@ func isLoopback(addr string) bool {
 	ip, err := netip.ParseAddr(host)
 	return err == nil && ip.Unmap().IsLoopback()
 }
-
-// problems gathers what is wrong, one line a field.
-type problems struct{ list []error }
-
-func (p *problems) add(field, format string, args ...any) {
-	p.list = append(p.list, fmt.Errorf("%s "+format, append([]any{field}, args...)...))
-}
-
-func (p *problems) check(ok bool, field, format string, args ...any) {
-	if !ok {
-		p.add(field, format, args...)
-	}
-}
-
-func (p *problems) err() error { return errors.Join(p.list...) }

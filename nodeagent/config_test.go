@@ -1,6 +1,7 @@
 package nodeagent_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -68,23 +69,26 @@ func TestValidateNamesTheFieldAndWhatWouldBeRight(t *testing.T) {
 		change func(*nodeagent.Config)
 		want   string
 	}{
-		"no node":               {func(c *nodeagent.Config) { c.Node = "" }, "node is"},
-		"one role":              {func(c *nodeagent.Config) { c.Roles = []string{"data"} }, "roles are"},
+		"no node":               {func(c *nodeagent.Config) { c.Node = "" }, "node: is"},
+		"one role":              {func(c *nodeagent.Config) { c.Roles = []string{"data"} }, "roles: are"},
 		"open plain text":       {func(c *nodeagent.Config) { c.Listen.Mirror = "0.0.0.0:7410" }, "listen.insecure: true"},
 		"a host name":           {func(c *nodeagent.Config) { c.Listen.Admin = "node-a:7412" }, "listen.admin"},
 		"no port":               {func(c *nodeagent.Config) { c.Listen.Report = "127.0.0.1" }, "listen.report"},
 		"a long socket path":    {func(c *nodeagent.Config) { c.Listen.Socket = "/" + strings.Repeat("x", 120) }, "listen.socket"},
-		"half a tls":            {func(c *nodeagent.Config) { c.TLS.Cert = "/c" }, "tls wants all"},
-		"a small segment":       {func(c *nodeagent.Config) { c.Weights.SegmentSize = 1 }, "weights.segmentSize is 1B, want 64KiB to 64MiB"},
+		"half a tls":            {func(c *nodeagent.Config) { c.TLS.Cert = "/c" }, "tls: wants all"},
+		"a small segment":       {func(c *nodeagent.Config) { c.Weights.SegmentSize = 1 }, "weights.segmentSize: is 1B, want 64KiB to 64MiB"},
 		"no streams":            {func(c *nodeagent.Config) { c.Weights.Streams = 0 }, "weights.streams"},
 		"a relative dir":        {func(c *nodeagent.Config) { c.Weights.Dir = "w" }, "weights.dir"},
-		"a source without refs": {func(c *nodeagent.Config) { c.Sources = []nodeagent.Source{{Name: "a", Type: "dir", Root: "/m"}} }, "sources[0].refs is empty"},
+		"a source without refs": {func(c *nodeagent.Config) { c.Sources = []nodeagent.Source{{Name: "a", Type: "dir", Root: "/m"}} }, "sources[0].refs: is empty"},
 		"an unknown source": {func(c *nodeagent.Config) {
 			c.Sources = []nodeagent.Source{{Name: "a", Type: "ftp", Refs: []string{"*"}}}
 		}, "sources[0].type"},
 		"a hub without url": {func(c *nodeagent.Config) {
 			c.Sources = []nodeagent.Source{{Name: "a", Type: "hub", Refs: []string{"*"}}}
 		}, "sources[0].url"},
+		"a hub with a password": {func(c *nodeagent.Config) {
+			c.Sources = []nodeagent.Source{{Name: "a", Type: "hub", URL: "https://u:secret@hub.example", Refs: []string{"*"}}}
+		}, "want a token in tokenFile"},
 		"a bad ref":      {func(c *nodeagent.Config) { c.Models = []string{"x"} }, "models[0]"},
 		"a device twice": {func(c *nodeagent.Config) { c.Devices = []nodeagent.Device{{ID: "a"}, {ID: "a"}} }, "devices[1].id"},
 		"an unknown engine": {func(c *nodeagent.Config) {
@@ -108,6 +112,8 @@ func TestValidateNamesTheFieldAndWhatWouldBeRight(t *testing.T) {
 			c.change(&config)
 			if err := config.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("gave %v, want %q", err, c.want)
+			} else if strings.Contains(err.Error(), "secret") || !errors.Is(err, configfile.ErrInvalid) {
+				t.Errorf("gave %v", err)
 			}
 		})
 	}

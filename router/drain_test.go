@@ -46,7 +46,7 @@ func openStream(t *testing.T, r *Router) io.ReadCloser {
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := (&http.Client{Transport: &http.Transport{}}).Do(req) //nolint:bodyclose // the caller closes it
+	resp, err := (&http.Client{Transport: &http.Transport{}}).Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,8 +32,12 @@ type Client struct {
 
 // NewClient makes a client of an agent at a socket path ("/run/hearth/agent.sock"
 // or "unix:///run/hearth/agent.sock") or at "http://host:port".
-func NewClient(addr string) (*Client, error) {
-	transport := &http.Transport{MaxIdleConns: 2, IdleConnTimeout: 30 * time.Second, DisableCompression: true}
+func NewClient(addr string) (*Client, error) { return NewTLSClient(addr, nil) }
+
+// NewTLSClient is NewClient with the caller's side of mTLS, which checks the
+// agent's role, for "https://host:port". A nil config is the system's.
+func NewTLSClient(addr string, config *tls.Config) (*Client, error) {
+	transport := &http.Transport{MaxIdleConns: 2, IdleConnTimeout: 30 * time.Second, DisableCompression: true, TLSClientConfig: config}
 	c := &Client{addr: addr, http: &http.Client{Transport: transport}}
 	path, isURL := strings.CutPrefix(addr, "unix://") // an address without the prefix is left whole
 	switch {

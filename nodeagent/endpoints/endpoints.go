@@ -67,7 +67,8 @@ type State struct {
 
 	ServedModels []string
 	Reachable    bool
-	// Incarnation changes when the engine restarts; 0 before it answered.
+	// Incarnation changes when the engine restarts; 0 before it answered,
+	// report.RunFound where it ran already and does not tell its start.
 	Incarnation uint64
 	Load        Load
 	// Detail says why the engine is not reachable.

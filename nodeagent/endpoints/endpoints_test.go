@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/hearth-dev/hearth/nodeagent/report"
 )
 
 func page(t testing.TB, name string) []byte {
@@ -128,6 +130,7 @@ func TestAnIncarnationChangesWhenTheEngineRestarts(t *testing.T) {
 		same    bool
 	}{
 		"the first reading":             {0, reading{}, reading{prompt: 5}, false, false},
+		"it came up after the agent":    {0, reading{}, reading{}, true, false},
 		"counters grow":                 {7, reading{prompt: 5}, reading{prompt: 6}, false, true},
 		"counters stand":                {7, reading{prompt: 5}, reading{prompt: 5}, false, true},
 		"a counter falls":               {7, reading{prompt: 5, generated: 9}, reading{prompt: 5, generated: 8}, false, false},
@@ -140,6 +143,13 @@ func TestAnIncarnationChangesWhenTheEngineRestarts(t *testing.T) {
 		if got == 0 || (got == c.present) != c.same {
 			t.Errorf("%s: incarnation %d after %d", name, got, c.present)
 		}
+	}
+	// Two agents that find the same run give it the same number.
+	if a, b := incarnation(0, reading{}, reading{prompt: 5}, false, now), incarnation(0, reading{}, reading{prompt: 9}, false, now.Add(time.Hour)); a != b || a != report.RunFound {
+		t.Errorf("a run that was found is %d and then %d", a, b)
+	}
+	if got := incarnation(0, reading{}, reading{}, true, now); got == report.RunFound {
+		t.Error("a run whose start was seen passes for one that was found")
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/hearth-dev/hearth/nodeagent/report"
 )
 
 // recentReads is how many reads the period looks back on.
@@ -152,6 +154,8 @@ func incarnation(present uint64, last, r reading, refused bool, now time.Time) u
 	}
 	fresh := max(uint64(now.UnixMilli()), present+1)
 	switch {
+	case present == 0 && !refused:
+		return report.RunFound
 	case present == 0, refused,
 		r.prompt < last.prompt, r.generated < last.generated, r.cached < last.cached:
 		return fresh

@@ -20,6 +20,11 @@ import (
 // it reads.
 const Version = 1
 
+// RunFound is the incarnation of an engine that ran already when its agent
+// first read it and that does not tell its start: it may be any run, as long as
+// its counters do not fall.
+const RunFound = 1
+
 // Limits of PROTOCOL.md.
 const (
 	MaxMessageBytes = 4 << 20

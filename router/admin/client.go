@@ -3,6 +3,7 @@ package admin
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,8 +26,12 @@ type Client struct {
 
 // NewClient makes a client of a router at a socket path ("/run/hearth/router.sock"
 // or "unix:///run/hearth/router.sock") or at "http://host:port".
-func NewClient(addr string) (*Client, error) {
-	transport := &http.Transport{MaxIdleConns: 2, IdleConnTimeout: 30 * time.Second, DisableCompression: true}
+func NewClient(addr string) (*Client, error) { return NewTLSClient(addr, nil) }
+
+// NewTLSClient is NewClient with the caller's side of mTLS, which checks the
+// router's role, for "https://host:port". A nil config is the system's.
+func NewTLSClient(addr string, config *tls.Config) (*Client, error) {
+	transport := &http.Transport{MaxIdleConns: 2, IdleConnTimeout: 30 * time.Second, DisableCompression: true, TLSClientConfig: config}
 	c := &Client{addr: addr, http: &http.Client{Transport: transport}}
 	if path, isURL := strings.CutPrefix(addr, "unix://"); isURL || filepath.IsAbs(addr) {
 		c.base = "http://router"

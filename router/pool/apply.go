@@ -117,7 +117,7 @@ func (p *Pools) takeEndpointLocked(nodeName string, n *node, e *report.Endpoint,
 		poolName = defaultPool
 	}
 	old, known := n.endpoints[e.GetName()]
-	same := known && old.pool.name == poolName && old.endpoint.url == trimURL(e.GetUrl()) && old.endpoint.isRun(e.GetIncarnation())
+	same := known && old.pool.name == poolName && old.endpoint.url == trimURL(e.GetUrl()) && old.endpoint.isRun(e.GetIncarnation(), e.GetLoad())
 	if !same {
 		if known {
 			changes = append(changes, p.dropLocked(n, e.GetName()))
@@ -131,6 +131,7 @@ func (p *Pools) takeEndpointLocked(nodeName string, n *node, e *report.Endpoint,
 			id: nodeName + "/" + e.GetName(), url: trimURL(e.GetUrl()), node: nodeName,
 			incarnation: e.GetIncarnation(), slot: p.index.Add(0),
 		}
+		fresh.count(e.GetLoad())
 		old = placed{fresh, ps}
 	}
 	// The load's age is told by the node's clock alone, so that clocks need not agree.

@@ -19,6 +19,8 @@ type endpoint struct {
 	node        string // empty: static
 	incarnation uint64 // 0 until its node has read it; guarded by the mu of Pools
 	slot        *index.Slot
+	// Tokens since the engine's start, as last reported; guarded by the mu of Pools.
+	promptTotal, generatedTotal uint64
 
 	// What follows is guarded by the mu of the pool it is in.
 
@@ -40,12 +42,28 @@ type endpoint struct {
 
 // isRun reports whether the endpoint is this incarnation. A node that has not
 // read the engine yet says 0, which may be any, and the first one that it tells
-// is the one requests have been going to.
-func (e *endpoint) isRun(incarnation uint64) bool {
+// is the one requests have been going to. So may be report.RunFound, which an
+// agent says after its own restart. In either case a counter of the engine that
+// fell tells that it restarted meanwhile.
+func (e *endpoint) isRun(incarnation uint64, load *report.Load) bool {
 	if e.incarnation == 0 {
 		e.incarnation = incarnation
 	}
-	return incarnation == 0 || incarnation == e.incarnation
+	if incarnation > report.RunFound && incarnation != e.incarnation {
+		return false
+	}
+	if load == nil {
+		return true
+	}
+	if load.GetPromptTokensTotal() < e.promptTotal || load.GetGeneratedTokensTotal() < e.generatedTotal {
+		return false
+	}
+	e.count(load)
+	return true
+}
+
+func (e *endpoint) count(load *report.Load) {
+	e.promptTotal, e.generatedTotal = load.GetPromptTokensTotal(), load.GetGeneratedTokensTotal()
 }
 
 // facts is what a node or the configuration says of an endpoint.

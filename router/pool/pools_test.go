@@ -191,6 +191,35 @@ func TestAnEngineThatItsNodeHasNotReadYetKeepsItsMemory(t *testing.T) {
 	}
 }
 
+func TestAnAgentsRestartKeepsAnEnginesMemoryUnlessItsCountersFell(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, oneModel())
+	says := func(n, prompt uint64) {
+		f.snapshot("n", &report.Report{Endpoints: []*report.Endpoint{engine("a", "p", func(e *report.Endpoint) {
+			e.Incarnation, e.Load.PromptTokensTotal = n, prompt
+		})}})
+	}
+	says(report.RunFound, 100)
+	f.acquire(ask(1, 10)).Done(Outcome{})
+	held := f.endpoint("n/a").HeldBlocks
+	for _, state := range [][2]uint64{{report.RunFound, 140}, {0, 140}, {report.RunFound, 140}} {
+		says(state[0], state[1])
+		if e := f.endpoint("n/a"); held == 0 || e.HeldBlocks != held {
+			t.Fatalf("after %v it holds %d blocks, want %d", state, e.HeldBlocks, held)
+		}
+	}
+	says(report.RunFound, 20)
+	if e := f.endpoint("n/a"); e.HeldBlocks != 0 {
+		t.Errorf("an engine whose counters fell begins with %d blocks", e.HeldBlocks)
+	}
+	says(5000, 21) // its agent saw it come up
+	f.acquire(ask(2, 10)).Done(Outcome{})
+	says(report.RunFound, 30) // and was itself restarted
+	if e := f.endpoint("n/a"); e.HeldBlocks == 0 {
+		t.Error("the agent's restart voided the memory")
+	}
+}
+
 func TestAnUnhealthyDeviceStopsNewRequestsAndNeverEmptiesThePool(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, oneModel())

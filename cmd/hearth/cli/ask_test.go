@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 )
 
@@ -167,12 +168,12 @@ func TestAddressesAreReadFromEveryForm(t *testing.T) {
 		"http://127.0.0.1:7412/": "http://127.0.0.1:7412", "127.0.0.1:7412": "http://127.0.0.1:7412",
 		"/run/hearth/agent.sock": "/run/hearth/agent.sock", "unix:///run/a.sock": "/run/a.sock", "https://n:1": "https://n:1",
 	} {
-		if got, err := parsePlace(text, "--addr"); err != nil || got.String() != want {
+		if got, err := parsePlace(text, "--addr", identity.Files{}); err != nil || got.String() != want {
 			t.Errorf("parsePlace(%q) = %v, %v; want %s", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"node-1", "ftp://x:1"} {
-		if got, err := parsePlace(text, "--addr"); terminal.CodeOf(err) != terminal.ExitUsage {
+		if got, err := parsePlace(text, "--addr", identity.Files{}); terminal.CodeOf(err) != terminal.ExitUsage {
 			t.Errorf("parsePlace(%q) = %v, %v; want a usage error", text, got, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -25,7 +26,11 @@ const maxAsked = 8
 // onAgent makes calls to one agent and explains their errors.
 func onAgent[T any](ctx context.Context, p place, call func(context.Context, *admin.Client) (T, error)) (T, error) {
 	var none T
-	client, err := admin.NewClient(p.String())
+	config, err := p.client(identity.RoleAgent)
+	if err != nil {
+		return none, err
+	}
+	client, err := admin.NewTLSClient(p.String(), config)
 	if err != nil {
 		return none, terminal.Fail(terminal.ExitUsage, err, "want http://host:port or the path of a socket")
 	}

@@ -36,7 +36,7 @@ request body instead ("-" is standard input).`,
 			if (len(args) == 1) == (file != "") {
 				return terminal.Usagef("want a prompt or --request, one of the two")
 			}
-			p, err := a.router()
+			p, err := a.router(command.Context())
 			if err != nil {
 				return err
 			}

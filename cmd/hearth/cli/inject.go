@@ -57,7 +57,7 @@ func (a *app) injectFlags(command *cobra.Command, id *string) *cobra.Command {
 }
 
 func (a *app) injectInto(ctx context.Context, request admin.InjectRequest) error {
-	p, err := a.agent(true)
+	p, err := a.agent(ctx, true)
 	if err != nil {
 		return err
 	}

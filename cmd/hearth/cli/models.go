@@ -39,7 +39,7 @@ func (a *app) modelsList() *cobra.Command {
 		Short:   "List models and their state on each node",
 		Args:    cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			places, err := a.agents(false)
+			places, err := a.agents(command.Context(), false)
 			if err != nil {
 				return err
 			}
@@ -96,7 +96,7 @@ from what has landed. A ref that was resolved before keeps its meaning;
 			if err != nil {
 				return err
 			}
-			places, err := a.agents(true)
+			places, err := a.agents(command.Context(), true)
 			if err != nil {
 				return err
 			}
@@ -152,7 +152,7 @@ func (a *app) modelsShow() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			places, err := a.agents(false)
+			places, err := a.agents(command.Context(), false)
 			if err != nil {
 				return err
 			}
@@ -219,7 +219,7 @@ func (a *app) modelsVerify() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			p, err := a.agent(true)
+			p, err := a.agent(command.Context(), true)
 			if err != nil {
 				return err
 			}
@@ -254,7 +254,7 @@ func (a *app) modelsRemove() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			p, err := a.agent(true)
+			p, err := a.agent(command.Context(), true)
 			if err != nil {
 				return err
 			}

@@ -41,7 +41,7 @@ func readNode(ctx context.Context, c *admin.Client) (nodeState, error) {
 
 // readNodes asks every agent; failure is the first agent's that said nothing.
 func (a *app) readNodes(ctx context.Context) (nodes []nodeState, failure, err error) {
-	places, err := a.agents(false)
+	places, err := a.agents(ctx, false)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 	routeradmin "github.com/hearth-dev/hearth/router/admin"
 	"github.com/hearth-dev/hearth/units"
@@ -48,7 +49,11 @@ func readRouter(ctx context.Context, c *routeradmin.Client) (routerState, error)
 // onRouter makes calls to a router and explains their errors.
 func onRouter[T any](ctx context.Context, p place, call func(context.Context, *routeradmin.Client) (T, error)) (T, error) {
 	var none T
-	client, err := routeradmin.NewClient(p.String())
+	config, err := p.client(identity.RoleRouter)
+	if err != nil {
+		return none, err
+	}
+	client, err := routeradmin.NewTLSClient(p.String(), config)
 	if err != nil {
 		return none, terminal.Fail(terminal.ExitUsage, err, "want http://host:port or the path of a socket")
 	}
@@ -74,7 +79,7 @@ $HEARTH_ROUTER names a router. Where only one of the two runs here, it is shown 
 			var said statusAnswer
 			var failure, none error
 			said.Nodes, failure, none = a.readNodes(command.Context())
-			if place, err := (&target{}).router(); err == nil {
+			if place, err := (&target{}).router(command.Context()); err == nil {
 				state, err := onRouter(command.Context(), place, readRouter)
 				if err == nil {
 					said.Router = &state

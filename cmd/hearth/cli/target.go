@@ -1,11 +1,18 @@
 package cli
 
 import (
+	"cmp"
+	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,11 +27,19 @@ const (
 	envRouter = "HEARTH_ROUTER"
 )
 
+// Environment variables for the flags --tls-cert, --tls-key and --tls-ca.
+const (
+	envCert = "HEARTH_TLS_CERT"
+	envKey  = "HEARTH_TLS_KEY"
+	envCA   = "HEARTH_TLS_CA"
+)
+
 // target holds the flags that say which agent or router a command speaks to.
 type target struct {
 	addr   string
 	socket string
 	node   string
+	tls    identity.Files
 }
 
 // place is one address to speak to: a unix socket's path or an http base URL.
@@ -33,6 +48,16 @@ type place struct {
 	socket string
 	url    string
 	origin string // where the address came from, for errors
+	tls    identity.Files
+}
+
+// client gives the caller's side of mTLS towards a role, nil without certificates.
+func (p place) client(role identity.Role) (*tls.Config, error) {
+	if p.url == "" || p.tls.Cert == "" {
+		return nil, nil //nolint:nilnil // no certificates is an answer
+	}
+	config, err := identity.ClientTLS(p.tls, role)
+	return config, terminal.Fail(terminal.ExitUsage, err, "--tls-cert, --tls-key and --tls-ca want PEM files")
 }
 
 func (p place) String() string {
@@ -46,6 +71,9 @@ func (t *target) addrFlags(command *cobra.Command, what, env string) *cobra.Comm
 	command.Flags().StringVar(&t.addr, "addr", "", "address of the "+what+"'s admin listener, http://host:port (default $"+env+")")
 	command.Flags().StringVar(&t.socket, "socket", "", "path of the "+what+"'s local socket (default "+defaultSocket(what)+")")
 	command.MarkFlagsMutuallyExclusive("addr", "socket")
+	command.Flags().StringVar(&t.tls.Cert, "tls-cert", "", "own certificate, for an admin listener that is not on loopback (default $"+envCert+")")
+	command.Flags().StringVar(&t.tls.Key, "tls-key", "", "key of --tls-cert (default $"+envKey+")")
+	command.Flags().StringVar(&t.tls.CA, "tls-ca", "", "authority of the other side's certificate (default $"+envCA+")")
 	return command
 }
 
@@ -60,40 +88,50 @@ func defaultSocket(what string) string {
 
 // explicit gives the place that flags or the environment name, if they do.
 func (t *target) explicit(env string) (place, bool, error) {
+	files := identity.Files{
+		Cert: cmp.Or(t.tls.Cert, os.Getenv(envCert)), Key: cmp.Or(t.tls.Key, os.Getenv(envKey)), CA: cmp.Or(t.tls.CA, os.Getenv(envCA)),
+	}
+	if set := files.Cert != ""; set != (files.Key != "") || set != (files.CA != "") {
+		return place{}, true, terminal.Usagef("want all of --tls-cert, --tls-key and --tls-ca, or none")
+	}
 	switch {
 	case t.socket != "":
 		return place{socket: t.socket, origin: "--socket"}, true, nil
 	case t.addr != "":
-		p, err := parsePlace(t.addr, "--addr")
+		p, err := parsePlace(t.addr, "--addr", files)
 		return p, true, err
 	case os.Getenv(env) != "":
-		p, err := parsePlace(os.Getenv(env), "$"+env)
+		p, err := parsePlace(os.Getenv(env), "$"+env, files)
 		return p, true, err
 	}
 	return place{}, false, nil
 }
 
-// parsePlace reads an address: http://host:port, host:port, unix:///path or an
-// absolute path.
-func parsePlace(text, origin string) (place, error) {
+// parsePlace reads an address: http://host:port, https://host:port, host:port,
+// unix:///path or an absolute path. With certificates host:port is https.
+func parsePlace(text, origin string, files identity.Files) (place, error) {
 	if path, ok := strings.CutPrefix(text, "unix://"); ok {
 		text = path
+	}
+	scheme := "http://"
+	if files.Cert != "" {
+		scheme = "https://"
 	}
 	switch {
 	case strings.HasPrefix(text, "/"):
 		return place{socket: text, origin: origin}, nil
 	case strings.HasPrefix(text, "http://"), strings.HasPrefix(text, "https://"):
-		return place{url: strings.TrimRight(text, "/"), origin: origin}, nil
+		return place{url: strings.TrimRight(text, "/"), origin: origin, tls: files}, nil
 	case strings.Contains(text, "://") || !strings.Contains(text, ":"):
 		return place{}, terminal.Usagef("%s %q is no address; want http://host:port, host:port or unix:///path", origin, text)
 	}
-	return place{url: "http://" + text, origin: origin}, nil
+	return place{url: scheme + text, origin: origin, tls: files}, nil
 }
 
 // agents gives the agents to ask: the one that is named, else this node's, else
 // those of a running `hearth up` (only --node's, if given). changing asks for
 // local sockets, which alone take changing calls.
-func (t *target) agents(changing bool) ([]place, error) {
+func (t *target) agents(ctx context.Context, changing bool) ([]place, error) {
 	if p, ok, err := t.explicit(envAgent); ok || err != nil {
 		return []place{p}, err
 	}
@@ -101,7 +139,7 @@ func (t *target) agents(changing bool) ([]place, error) {
 	if _, err := os.Stat(socket); err == nil {
 		return []place{{socket: socket, origin: "default"}}, nil
 	}
-	state, err := readUp()
+	state, err := readUp(ctx)
 	if err != nil {
 		return nil, t.nothing("agent", envAgent, err)
 	}
@@ -125,8 +163,8 @@ func (t *target) agents(changing bool) ([]place, error) {
 }
 
 // agent gives the one agent that a command needs.
-func (t *target) agent(changing bool) (place, error) {
-	places, err := t.agents(changing)
+func (t *target) agent(ctx context.Context, changing bool) (place, error) {
+	places, err := t.agents(ctx, changing)
 	if err != nil {
 		return place{}, err
 	}
@@ -142,7 +180,7 @@ func (t *target) agent(changing bool) (place, error) {
 
 // router gives the router to ask: the one that is named, else this machine's,
 // else that of a running `hearth up`.
-func (t *target) router() (place, error) {
+func (t *target) router(ctx context.Context) (place, error) {
 	if p, ok, err := t.explicit(envRouter); ok || err != nil {
 		return p, err
 	}
@@ -150,14 +188,19 @@ func (t *target) router() (place, error) {
 	if _, err := os.Stat(socket); err == nil {
 		return place{socket: socket, origin: "default"}, nil
 	}
-	state, err := readUp()
+	state, err := readUp(ctx)
 	if err != nil {
 		return place{}, t.nothing("router", envRouter, err)
 	}
 	return place{url: state.RouterAdmin, origin: "hearth up"}, nil
 }
 
-func readUp() (*upstate.State, error) {
+// errStale says that a `hearth up` left its file behind.
+var errStale = errors.New("a 'hearth up' ended without cleaning up")
+
+// readUp gives the running 'hearth up'. One that was killed leaves its file:
+// where nobody answers at any of its addresses it is errStale.
+func readUp(ctx context.Context) (*upstate.State, error) {
 	state, err := upstate.Read()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -165,7 +208,25 @@ func readUp() (*upstate.State, error) {
 	if state == nil {
 		return nil, os.ErrNotExist
 	}
-	return state, nil
+	addresses := []string{state.RouterAdmin}
+	for _, agent := range state.Agents {
+		addresses = append(addresses, agent.Admin)
+	}
+	dialer := net.Dialer{Timeout: time.Second}
+	for _, address := range addresses {
+		u, err := url.Parse(address)
+		if err != nil || u.Host == "" {
+			continue
+		}
+		conn, err := dialer.DialContext(ctx, "tcp", u.Host)
+		if err == nil {
+			_ = conn.Close()
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return state, nil // it answers, or its silence is for the caller to explain
+		}
+	}
+	return nil, fmt.Errorf("%w: nothing answers at the addresses in %s", errStale, upstate.Path())
 }
 
 func (t *target) nothing(what, env string, cause error) error {

@@ -1,11 +1,19 @@
 package cli
 
 import (
+	"crypto/tls"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/cmd/hearth/upstate"
+	"github.com/hearth-dev/hearth/identity"
 )
 
 func TestCommandsFindTheAgentsOfARunningUp(t *testing.T) {
@@ -36,5 +44,76 @@ func TestCommandsFindTheAgentsOfARunningUp(t *testing.T) {
 	t.Setenv(envAgent, "no address")
 	if _, complaint, code := hearth(t, "nodes"); code != terminal.ExitUsage || !strings.Contains(complaint, "$HEARTH_AGENT") {
 		t.Errorf("bad $HEARTH_AGENT: status %d: %s", code, complaint)
+	}
+}
+
+func TestAFileOfAHearthUpThatWasKilledIsNotBelieved(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv(envAgent, "")
+	t.Setenv(envRouter, "")
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	if err := upstate.Write(upstate.State{RouterAdmin: gone.URL, Agents: []upstate.Agent{{Node: "node-1", Admin: gone.URL, Socket: "/nowhere.sock"}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"status"}, {"nodes"}, {"explain", "hi"}, {"inject", "xid", "79", "--device", "gpu-0"}} {
+		_, complaint, code := hearth(t, args...)
+		if code != terminal.ExitUnreachable || !strings.Contains(complaint, "ended without cleaning up") || !strings.Contains(complaint, upstate.Path()) {
+			t.Errorf("%v: status %d: %s", args, code, complaint)
+		}
+	}
+}
+
+func TestAnAdminListenerUnderCertificatesIsAskedWithOnes(t *testing.T) {
+	dir := t.TempDir()
+	ca, err := identity.NewCA("test", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := func(role identity.Role) identity.Files {
+		pair, err := ca.Issue(role, "x", identity.IssueOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := identity.Files{Cert: filepath.Join(dir, string(role)+".pem"), Key: filepath.Join(dir, string(role)+"-key.pem"), CA: filepath.Join(dir, "ca.pem")}
+		if err := identity.WritePair(f.Cert, f.Key, pair); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	if err := ca.Save(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem")); err != nil {
+		t.Fatal(err)
+	}
+	config, err := identity.ServerTLS(files(identity.RoleAgent), identity.RoleClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := url.Parse(fakeAgent(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(httputil.NewSingleHostReverseProxy(plain))
+	server.Listener = tls.NewListener(server.Listener, config)
+	server.Start()
+	t.Cleanup(server.Close)
+	addr := server.Listener.Addr().String()
+	own := files(identity.RoleClient)
+	if out, complaint, code := hearth(t, "nodes", "--addr", addr, "--tls-cert", own.Cert, "--tls-key", own.Key, "--tls-ca", own.CA); code != terminal.ExitOK || !strings.Contains(out, "gpu-0") {
+		t.Errorf("with certificates: status %d: %s%s", code, out, complaint)
+	}
+	if _, complaint, code := hearth(t, "nodes", "--addr", addr, "--tls-cert", own.Cert); code != terminal.ExitUsage || !strings.Contains(complaint, "want all of --tls-cert") {
+		t.Errorf("with half of them: status %d: %s", code, complaint)
+	}
+	wrong := files(identity.RoleRouter)
+	t.Setenv(envCert, wrong.Cert)
+	t.Setenv(envKey, wrong.Key)
+	t.Setenv(envCA, wrong.CA)
+	if _, complaint, code := hearth(t, "nodes", "--addr", addr); code == terminal.ExitOK {
+		t.Errorf("a certificate of another role was taken: %s", complaint)
+	}
+	t.Setenv(envCert, own.Cert)
+	t.Setenv(envKey, own.Key)
+	if _, complaint, code := hearth(t, "nodes", "--addr", addr); code != terminal.ExitOK {
+		t.Errorf("with certificates from the environment: status %d: %s", code, complaint)
 	}
 }

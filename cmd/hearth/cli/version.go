@@ -30,7 +30,10 @@ func readBuild() build {
 	if !ok {
 		return b
 	}
-	b.Version = info.Main.Version
+	// Go writes "(devel)" where no commit was at hand, or -buildvcs=false said so.
+	if b.Version = info.Main.Version; b.Version == "(devel)" {
+		b.Version = "devel"
+	}
 	for _, setting := range info.Settings {
 		switch setting.Key {
 		case "vcs.revision":
@@ -56,10 +59,12 @@ func (a *app) version() *cobra.Command {
 			if b.Modified {
 				commit += " (modified)"
 			}
-			if commit != "" {
-				commit = "commit " + commit + ", "
+			if commit == "" {
+				commit = "no commit recorded"
+			} else {
+				commit = "commit " + commit
 			}
-			fmt.Fprintf(a.Out, "hearth %s (%s%s, %s, %s)\n", b.Version, commit, b.Go, b.Platform, b.APIVersion)
+			fmt.Fprintf(a.Out, "hearth %s (%s, %s, %s, %s)\n", b.Version, commit, b.Go, b.Platform, b.APIVersion)
 			return nil
 		},
 	})
