@@ -101,7 +101,9 @@ func copyResponseHeaders(to http.Header, from []wire.Field) {
 			continue
 		}
 		if have := to[f.Name]; have != nil {
-			to[f.Name] = append(have, f.Value)
+			if f.Name != "Content-Length" { // the same one twice
+				to[f.Name] = append(have, f.Value)
+			}
 			continue
 		}
 		values[i] = f.Value

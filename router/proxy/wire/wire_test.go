@@ -113,7 +113,7 @@ func whole(ctx context.Context, tr *Transport, req *Request) (status int, body s
 	for {
 		p, err := r.Next()
 		b = append(b, p...)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return r.Status, string(b), nil
 		}
 		if err != nil {
@@ -242,7 +242,7 @@ func TestALostReusedConnectionSaysSoAndTakesItsNeighboursAlong(t *testing.T) {
 		open = append(open, r)
 	}
 	for _, r := range open {
-		if p, err := r.Next(); string(p) != "ok" || err != io.EOF { //nolint:errorlint // a bare EOF is the contract
+		if p, err := r.Next(); string(p) != "ok" || !errors.Is(err, io.EOF) {
 			t.Fatalf("got %q, %v", p, err)
 		}
 		r.Close()
@@ -312,7 +312,7 @@ func TestAnEngineThatReadsLateGetsTheWholeBody(t *testing.T) {
 	}
 	close(begin)
 	p, err := r.Next()
-	if string(p) != "20000007" || err != nil && err != io.EOF { //nolint:errorlint // a bare EOF is the contract
+	if string(p) != "20000007" || err != nil && !errors.Is(err, io.EOF) {
 		t.Fatalf("got %q, %v", p, err)
 	}
 	r.Close()
@@ -485,7 +485,7 @@ func TestIdleStreamsHoldNeitherGoroutinesNorBuffers(t *testing.T) {
 			for {
 				p, err := r.Next()
 				got = append(got, p...)
-				if err == io.EOF {
+				if errors.Is(err, io.EOF) {
 					break
 				}
 				if err != nil {
