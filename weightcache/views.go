@@ -55,13 +55,14 @@ func (s *Store) FlatView(digest artifact.Digest) (string, error) {
 	return dir, nil
 }
 
-// publishAll publishes the files there are as a view, and again until none came
+// publishAll publishes the files there are as a view, and again where some came
 // or went meanwhile: a file that lands beside a publication is in the view, and
-// one found damaged beside it is not.
+// one found damaged beside it is not. What lands after the first pass finds the
+// view noted and joins at the end of its pull.
 func (s *Store) publishAll(digest artifact.Digest, kind string, ref artifact.Ref, commit string,
 	publish func(m *artifact.Manifest, present map[artifact.Digest]bool) error,
 ) error {
-	for {
+	for first := true; ; first = false {
 		m, present, damages, err := s.viewFiles(digest)
 		if err != nil {
 			return err
@@ -76,7 +77,7 @@ func (s *Store) publishAll(digest artifact.Digest, kind string, ref artifact.Ref
 		if err != nil {
 			return err
 		}
-		if damages == damagesAfter && maps.Equal(present, after) {
+		if damages == damagesAfter && (!first || maps.Equal(present, after)) {
 			return nil
 		}
 		if damages != damagesAfter {
