@@ -437,6 +437,33 @@ func TestWatchEndsOnSilence(t *testing.T) {
 	})
 }
 
+// talkingConn gives a stream on which a message is always waiting.
+type talkingConn struct{ silentConn }
+
+type talkingStream struct{ silentStream }
+
+func (talkingConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	return talkingStream{silentStream{ctx: ctx}}, nil
+}
+func (s talkingStream) RecvMsg(any) error { return s.ctx.Err() }
+
+func TestTheTimeThatAReaderTakesIsNotTheNodesSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		messages := 0
+		err := Watch(t.Context(), talkingConn{}, Resume{}, func(*Report) error {
+			if messages++; messages == 3 {
+				return errEnough
+			}
+			<-time.After(2 * SilenceLimit)
+			return nil
+		})
+		if !errors.Is(err, errEnough) {
+			t.Errorf("Watch gave %v after %d messages", err, messages)
+		}
+	})
+}
+
 func FuzzReport(f *testing.F) {
 	for _, seed := range []*Report{fullSnapshot(), fullDelta(), {Version: 1, Node: "node-a", Epoch: 1764400000000000001, Seq: 7}} {
 		data, err := proto.Marshal(seed)

@@ -130,10 +130,11 @@ func Watch(ctx context.Context, conn grpc.ClientConnInterface, resume Resume, fn
 		if err != nil {
 			return fmt.Errorf("watch report: %w", causeOf(ctx, err))
 		}
-		silence.Reset(SilenceLimit)
+		silence.Stop() // what fn takes is not the node's silence
 		if err := fn(r); err != nil {
 			return err
 		}
+		silence.Reset(SilenceLimit)
 	}
 }
 
