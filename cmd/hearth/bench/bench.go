@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 )
 
 type options struct {
@@ -57,7 +59,7 @@ func Command() *cobra.Command {
 
 func runBench(cmd *cobra.Command, name string, o options, run func(*cobra.Command, string, options) ([]Row, error)) error {
 	if o.pairs < 1 {
-		return fmt.Errorf("run bench: --pairs %d: want at least 1", o.pairs)
+		return terminal.Usagef("--pairs is %d, want at least 1", o.pairs)
 	}
 	dir := o.dir
 	if dir == "" {

@@ -73,7 +73,7 @@ func TestFixedEngineAnswersEveryModeToTheBenchsOwnClient(t *testing.T) {
 			t.Errorf("%s: %v", mode, err)
 		}
 	}
-	if err := closedLoop(ctx, addr, 4, 40, func(int) []byte { return requestBytes(modeJSON, false, 800, "loop") }); err != nil {
+	if err := closedLoop(ctx, addr, 4, 40, 0, func(int) []byte { return requestBytes(modeJSON, false, 800, "loop") }); err != nil {
 		t.Error(err)
 	}
 	held := false

@@ -69,8 +69,9 @@ func (c *client) do(request []byte) error {
 }
 
 // closedLoop sends total requests over conns connections as fast as answers come.
-func closedLoop(ctx context.Context, addr string, conns, total int, request func(conn int) []byte) error {
-	var left atomic.Int64
+// As many as lost answers may break off.
+func closedLoop(ctx context.Context, addr string, conns, total, lost int, request func(conn int) []byte) error {
+	var left, broken atomic.Int64
 	left.Store(int64(total))
 	group, ctx := errgroup.WithContext(ctx)
 	for i := range conns {
@@ -82,9 +83,19 @@ func closedLoop(ctx context.Context, addr string, conns, total int, request func
 			defer func() { _ = c.conn.Close() }()
 			bytes := request(i)
 			for left.Add(-1) >= 0 && ctx.Err() == nil {
-				if err := c.do(bytes); err != nil {
+				err := c.do(bytes)
+				if err == nil {
+					continue
+				}
+				if broken.Add(1) > int64(lost) {
 					return err
 				}
+				_ = c.conn.Close()
+				next, err := dial(ctx, addr)
+				if err != nil {
+					return err
+				}
+				c = next
 			}
 			return ctx.Err()
 		})
