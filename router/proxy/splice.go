@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"encoding/json"
 	"slices"
 	"sync/atomic"
@@ -12,15 +13,17 @@ type edit struct {
 	text     string
 }
 
+func byOffset(a, b edit) int { return a.off - b.off }
+
+// askUsage is the splice that most streams need.
+const askUsage = `"stream_options":{"include_usage":true},`
+
 // edits makes the splices a target needs: its served model name, and the usage
 // a stream must report. stripUsage says the usage chunk is ours and must not
 // reach the client; cutUsage the same for usage members of other chunks.
 func (f *facts) edits(body []byte, servedModel string, meterStream, continuous bool) (list []edit, stripUsage, cutUsage bool) {
-	if f.model.present() && servedModel != "" && text(body, f.model) != servedModel {
-		quoted, err := json.Marshal(servedModel)
-		if err == nil {
-			list = append(list, edit{f.model.off, f.model.end, string(quoted)})
-		}
+	if f.model.present() && servedModel != "" && !equalText(body, f.model, servedModel) {
+		list = append(list, edit{f.model.off, f.model.end, quote(servedModel)})
 	}
 	if !f.stream || !meterStream {
 		return list, false, false
@@ -28,6 +31,11 @@ func (f *facts) edits(body []byte, servedModel string, meterStream, continuous b
 	addUsage, addContinuous := !f.wantsUsage, continuous && !f.wantsContinuous
 	if !addUsage && !addContinuous {
 		return list, false, false
+	}
+	if !continuous && !f.streamOptions.present() {
+		list = append(list, edit{f.open, f.open, askUsage})
+		slices.SortFunc(list, byOffset)
+		return list, true, false
 	}
 	members := ""
 	add := func(wanted bool, value span, name string) {
@@ -59,8 +67,30 @@ func (f *facts) edits(body []byte, servedModel string, meterStream, continuous b
 	default:
 		list = append(list, edit{f.open, f.open, `"stream_options":{` + members + "},"})
 	}
-	slices.SortFunc(list, func(a, b edit) int { return a.off - b.off })
+	slices.SortFunc(list, byOffset)
 	return list, addUsage, addContinuous
+}
+
+// equalText compares a string span's value without allocating.
+func equalText(b []byte, s span, want string) bool {
+	if inner := b[s.off+1 : s.end-1]; bytes.IndexByte(inner, '\\') < 0 {
+		return string(inner) == want
+	}
+	return text(b, s) == want
+}
+
+// quote is s as a JSON string.
+func quote(s string) string {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= 0x7f {
+			quoted, err := json.Marshal(s)
+			if err != nil {
+				return `""` // strings marshal
+			}
+			return string(quoted)
+		}
+	}
+	return `"` + s + `"`
 }
 
 // bodyBuffer is a request body shared by the handler and the attempts that
