@@ -202,6 +202,39 @@ func until(t *testing.T, ok func() bool) {
 	}
 }
 
+func TestClientsCannotGrowTheMetrics(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(engine))
+	t.Cleanup(s.Close)
+	r, _ := start(t, config(t, s.URL), Options{})
+	at := r.Status().Listeners
+	series := func(round int) int {
+		for _, c := range [][3]string{
+			{http.MethodPost, "/v1/chat/completions", fmt.Sprintf(`{"model":"m%d","messages":[]}`, round)},
+			{http.MethodPost, fmt.Sprint("/v1/p", round), `{"model":"m"}`},
+			{fmt.Sprint("M", round), fmt.Sprint("/p", round), ""},
+			{fmt.Sprint("M", round), "/v1/chat/completions", ""},
+			{http.MethodGet, fmt.Sprint("/v1/models/m", round), ""},
+		} {
+			request(t, c[0], "http://"+at["ingress"]+c[1], c[2])
+		}
+		_, page := request(t, http.MethodGet, "http://"+at["admin"]+"/metrics", "")
+		count := 0
+		for line := range strings.Lines(page) {
+			if strings.HasPrefix(line, namespace) {
+				count++
+			}
+		}
+		return count
+	}
+	first := series(0)
+	for round := 1; round < 10; round++ {
+		if got := series(round); got != first {
+			t.Fatalf("%d series after round %d, %d after the first", got, round, first)
+		}
+	}
+}
+
 func TestAReloadTakesAllOfAFileOrNothing(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(http.HandlerFunc(engine))
