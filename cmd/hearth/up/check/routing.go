@@ -127,6 +127,9 @@ func (s *scenario) xid(ctx context.Context, figures map[string]any) error {
 	if attracted == 0 {
 		return fmt.Errorf("no request went to %s although its prefix is warm there: the step would show nothing", sick.Name)
 	}
+	if len(finished) > 0 {
+		return fmt.Errorf("the stream was over before %s was injected XID 79: the step would show nothing of streams in flight", sick.Device)
+	}
 	if err := s.f.NodeOf(sick).InjectXID(ctx, sick.Device, 79); err != nil {
 		return err
 	}
@@ -252,11 +255,15 @@ func (s *scenario) engineKilled(ctx context.Context, figures map[string]any) err
 	}
 	figures["requests"], figures["atKilledEngine"], figures["retryBudget"] = requests, held.Running+held.Waiting, budget
 	figures["waitingAtKilledEngine"], figures["lost"], figures["brokenAfterBegun"] = held.Waiting, lost, begun
+	figures["sentElsewhere"] = held.Running + held.Waiting - begun - lost
 	if lost > 0 {
 		return fmt.Errorf("%d requests that had not begun to answer were lost: %w", lost, why)
 	}
 	if broken > 0 {
 		return fmt.Errorf("%d streams of the killed engine ended as if they were whole", broken)
+	}
+	if held.Running+held.Waiting <= begun {
+		return fmt.Errorf("all %d requests of the killed engine had begun to answer: the step would show nothing of those sent elsewhere", begun)
 	}
 	if err := s.f.StartEngine(ctx, victim); err != nil {
 		return err
