@@ -17,7 +17,8 @@ import (
 	"github.com/hearth-dev/hearth/router/pool"
 )
 
-// maxRequest bounds the request body that explain reads, in bytes.
+// maxRequest bounds the request body that explain reads, in bytes: what the
+// router takes.
 const maxRequest = 32 << 20
 
 func (a *app) explain() *cobra.Command {
@@ -36,14 +37,23 @@ request body instead ("-" is standard input).`,
 			if (len(args) == 1) == (file != "") {
 				return terminal.Usagef("want a prompt or --request, one of the two")
 			}
+			var body []byte
+			if file != "" {
+				var err error
+				if body, err = a.readRequest(file); err != nil {
+					return err
+				}
+			}
 			p, err := a.router(command.Context())
 			if err != nil {
 				return err
 			}
 			explanation, err := onRouter(command.Context(), p, func(ctx context.Context, c *routeradmin.Client) (routeradmin.Explanation, error) {
-				body, err := a.requestBody(ctx, c, args, model, file)
-				if err != nil {
-					return routeradmin.Explanation{}, err
+				if file == "" {
+					var err error
+					if body, err = chatRequest(ctx, c, args[0], model); err != nil {
+						return routeradmin.Explanation{}, err
+					}
 				}
 				return c.Explain(ctx, body)
 			})
@@ -59,18 +69,33 @@ request body instead ("-" is standard input).`,
 	return a.jsonFlag(a.addrFlags(command, "router", envRouter))
 }
 
-// requestBody reads the request, or makes a chat request of the prompt.
-func (a *app) requestBody(ctx context.Context, c *routeradmin.Client, args []string, model, file string) ([]byte, error) {
-	switch {
-	case file == "-":
-		return io.ReadAll(io.LimitReader(a.In, maxRequest))
-	case file != "":
-		body, err := os.ReadFile(file)
+// readRequest reads a request body from a file, or from standard input for "-".
+func (a *app) readRequest(file string) ([]byte, error) {
+	in := a.In
+	if file != "-" {
+		f, err := os.Open(file)
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, terminal.Fail(terminal.ExitNotFound, err, "")
 		}
-		return body, err
+		if err != nil {
+			return nil, fmt.Errorf("read request: %w", err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
 	}
+	body, err := io.ReadAll(io.LimitReader(in, maxRequest+1))
+	if err != nil {
+		return nil, fmt.Errorf("read request: %w", err)
+	}
+	if len(body) > maxRequest {
+		return nil, terminal.Usagef("the request is longer than the %d bytes the router explains", maxRequest)
+	}
+	return body, nil
+}
+
+// chatRequest makes a chat request of a prompt. An empty model is the router's
+// only one.
+func chatRequest(ctx context.Context, c *routeradmin.Client, prompt, model string) ([]byte, error) {
 	if model == "" {
 		models, err := c.Models(ctx)
 		if err != nil {
@@ -87,7 +112,7 @@ func (a *app) requestBody(ctx context.Context, c *routeradmin.Client, args []str
 	}
 	return json.Marshal(map[string]any{
 		"model":    model,
-		"messages": []map[string]string{{"role": "user", "content": args[0]}},
+		"messages": []map[string]string{{"role": "user", "content": prompt}},
 	})
 }
 

@@ -168,15 +168,22 @@ func (a *app) modelsShow() *cobra.Command {
 			if len(models) == 0 {
 				return failure
 			}
+			// Not to have the model is an answer of a node; to say nothing is none.
+			failure = nil
+			for _, said := range answers {
+				if said.err != nil && terminal.CodeOf(said.err) != terminal.ExitNotFound {
+					failure = errors.Join(failure, said.err)
+				}
+			}
 			if a.json {
-				return terminal.JSON(a.Out, map[string]any{"models": models})
+				return errors.Join(terminal.JSON(a.Out, map[string]any{"models": models}), failure)
 			}
 			for _, m := range models {
 				if err := a.showModel(m); err != nil {
-					return err
+					return errors.Join(err, failure)
 				}
 			}
-			return nil
+			return failure
 		},
 	}
 }
