@@ -1,7 +1,7 @@
 // Package up is `hearth up`: a whole fabric on this machine for a person to
 // try, or headless as the check of the main job. It also holds `hearth
-// engine-sim`. The command tree calls it; the processes themselves are run by
-// the fabric package and the steps of the check by the check package.
+// engine-sim`. The command tree calls it. It runs no process and no step of the
+// check itself: that is for the packages fabric and check.
 package up
 
 import (
