@@ -11,7 +11,9 @@ import (
 func TestNoTestSleepsOrSkips(t *testing.T) {
 	t.Parallel()
 	for _, s := range goFiles(t) {
-		if !s.test() && !strings.HasPrefix(s.name, "test/") {
+		// A conformance suite is a test, although its file is not called one.
+		suite := slices.Contains(s.imports(), "testing")
+		if !suite && !strings.HasPrefix(s.name, "test/") {
 			continue
 		}
 		// Inside a bubble of synctest a sleep moves the fake clock and takes no time.
@@ -28,10 +30,10 @@ func TestNoTestSleepsOrSkips(t *testing.T) {
 			if !ok {
 				return true
 			}
-			if selector, ok := call.Fun.(*ast.SelectorExpr); ok && s.test() {
+			if selector, ok := call.Fun.(*ast.SelectorExpr); ok && suite {
 				switch selector.Sel.Name {
 				case "Skip", "Skipf", "SkipNow":
-					if base, ok := selector.X.(*ast.Ident); ok && (base.Name == "t" || base.Name == "b" || base.Name == "f") {
+					if base, ok := selector.X.(*ast.Ident); ok && slices.Contains([]string{"t", "tb", "b", "f"}, base.Name) {
 						t.Errorf("%s: a test skips; make it run, or fail and say what it lacks", at(call))
 					}
 				}

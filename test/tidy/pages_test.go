@@ -14,7 +14,7 @@ import (
 )
 
 // pages are what a newcomer reads; what they name must exist.
-var pages = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+var pages = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/configuration.md", "docs/engines.md"}
 
 var (
 	fenced = regexp.MustCompile("(?ms)^```[a-z]*\n(.*?)^```")
@@ -69,12 +69,50 @@ func TestHearthCommandsNamedInThePagesExist(t *testing.T) {
 			if len(words) < 2 || words[0] != "hearth" && words[0] != "bin/hearth" {
 				continue
 			}
-			var out, complaint bytes.Buffer
-			args := append(slices.Clone(words[1:]), "--help")
-			code := cli.Run(t.Context(), args, terminal.Streams{In: strings.NewReader(""), Out: &out, Err: &complaint})
-			if code != terminal.ExitOK || !strings.Contains(out.String(), "hearth "+words[1]) {
-				t.Errorf("%s: `%s`: no such command or flag: %s", name, line, complaint.String())
+			if complaint := complaintAbout(t, words[1:]); complaint != "" {
+				t.Errorf("%s: `%s`: no such command or flag: %s", name, line, complaint)
 			}
+		}
+	}
+}
+
+// complaintAbout tells what hearth has against a command line that is not run,
+// empty where it is one.
+func complaintAbout(t *testing.T, args []string) string {
+	t.Helper()
+	run := func(args ...string) (string, string, terminal.Code) {
+		var out, complaint bytes.Buffer
+		code := cli.Run(t.Context(), args, terminal.Streams{In: strings.NewReader(""), Out: &out, Err: &complaint})
+		return out.String(), complaint.String(), code
+	}
+	if args[0] == "help" && len(args) > 1 {
+		// The help on an unknown topic is that on everything.
+		topic, complaint, code := run(args...)
+		if all, _, _ := run("help"); code != terminal.ExitOK || topic == all {
+			return complaint + "the help has no topic " + args[1]
+		}
+		return ""
+	}
+	out, complaint, code := run(append(slices.Clone(args), "--help")...)
+	if code != terminal.ExitOK {
+		return complaint
+	}
+	// A group shows its own help for a command that it lacks.
+	want := "hearth " + args[0]
+	if strings.Contains(out, "\n  "+want+" [command]\n") && len(args) > 1 && !strings.HasPrefix(args[1], "-") {
+		want += " " + args[1]
+	}
+	if !strings.Contains(out, "\n  "+want) {
+		return "the help does not show " + want
+	}
+	return ""
+}
+
+func TestACommandThatAGroupLacksIsFound(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"models", "lits"}, {"modles", "list"}, {"help", "exit-code"}, {"status", "--jsno"}} {
+		if complaintAbout(t, args) == "" {
+			t.Errorf("hearth %s passes for a command", strings.Join(args, " "))
 		}
 	}
 }
