@@ -27,6 +27,7 @@ type answer struct {
 	sent time.Time
 
 	pending bool   // w holds bytes the client has not got
+	within  int    // how many bytes w holds of its own buffer, at most
 	out     []byte // bytes for w, gathered until a read waits
 	lost    bool   // a write to w failed
 
@@ -42,7 +43,7 @@ func (a *answer) BeforeWait() error {
 		return errClientLost
 	}
 	if a.pending {
-		a.pending = false
+		a.pending, a.within = false, 0
 		if f, ok := a.w.(http.Flusher); ok {
 			f.Flush()
 		}
@@ -115,7 +116,7 @@ func (a *answer) stream() {
 		}
 		last := err == io.EOF && (a.resp.Delimited() || a.scan.done) //nolint:errorlint // only a bare EOF is a clean end
 		if last {
-			a.last(head, body, a.scan.finish())
+			a.through(head, body, a.scan.finish())
 		} else {
 			a.gather(head, body)
 		}
@@ -142,6 +143,10 @@ func (a *answer) stream() {
 // gatherBytes is how much is gathered before it is written all the same.
 const gatherBytes = 16 << 10
 
+// serverBytes is what net/http's server keeps of writes before it sends them
+// as a chunk: pieces that fit need no gathering of ours.
+const serverBytes = 2 << 10
+
 // gather takes both pieces for w. They leave when a read waits, when the
 // answer ends, or with gatherBytes.
 func (a *answer) gather(head, body []byte) {
@@ -150,13 +155,18 @@ func (a *answer) gather(head, body []byte) {
 		return
 	}
 	a.pending = true
+	if n >= gatherBytes {
+		a.through(head, body) // large enough to go as it is
+		return
+	}
 	if a.out == nil {
-		// A large piece mostly has more behind it.
-		size := 4 << 10
-		if n > size/2 {
-			size = 32 << 10
+		if a.within += n; a.within <= serverBytes {
+			a.put(head)
+			a.put(body)
+			return
 		}
-		a.out = getBuffer(size)
+		// A large piece mostly has more behind it.
+		a.out = getBuffer(gatherBytes)
 	}
 	a.out = append(append(a.out, head...), body...)
 	if len(a.out) >= gatherBytes {
@@ -164,25 +174,28 @@ func (a *answer) gather(head, body []byte) {
 	}
 }
 
-// last writes the end of an answer, which needs no copy and no flush.
-func (a *answer) last(pieces ...[]byte) {
+// put writes p to w.
+func (a *answer) put(p []byte) {
+	if len(p) == 0 || a.lost {
+		return
+	}
+	if _, err := a.w.Write(p); err != nil {
+		a.lost = true
+	}
+}
+
+// through writes what is gathered and then the pieces, without a copy of ours.
+func (a *answer) through(pieces ...[]byte) {
 	a.drain()
 	for _, p := range pieces {
-		if len(p) == 0 || a.lost {
-			continue
-		}
-		if _, err := a.w.Write(p); err != nil {
-			a.lost = true
-		}
+		a.put(p)
 	}
 }
 
 // drain writes what is gathered; false if the client is gone.
 func (a *answer) drain() bool {
 	if len(a.out) > 0 {
-		if _, err := a.w.Write(a.out); err != nil {
-			a.lost = true
-		}
+		a.put(a.out)
 		putBuffer(a.out)
 		a.out = nil
 	}
