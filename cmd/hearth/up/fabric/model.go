@@ -48,10 +48,29 @@ func GeneratedModel(ctx context.Context, size units.Bytes, seed uint64) (string,
 	if err := hub.WriteModel(fresh, hub.ModelOptions{Size: size, Shards: 4, Seed: seed}); err != nil {
 		return "", fmt.Errorf("generate model: %w", err)
 	}
-	if err := durable.OS.Rename(fresh, dir); err != nil {
+	if err := publish(fresh, dir); err != nil {
 		return "", fmt.Errorf("publish generated model: %w", err)
 	}
 	return dir, nil
+}
+
+// publish makes the files of a flat directory durable and gives it its name: a
+// model that is found is whole.
+func publish(fresh, dir string) error {
+	entries, err := os.ReadDir(fresh)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		f, err := os.Open(filepath.Join(fresh, e.Name()))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			return err
+		}
+	}
+	return errors.Join(durable.OS.SyncDir(fresh), durable.OS.Rename(fresh, dir), durable.OS.SyncDir(filepath.Dir(dir)))
 }
 
 // waitLock takes a lock, waiting while another process has it.
