@@ -1,7 +1,7 @@
 // Package hub is a hub origin for demos, tests and benchmarks: it speaks the
 // part of the model hub's HTTP API that pulls use, over plain folders, and can
 // be told to misbehave. `hearth up` and the tests of the weight cache call it.
-// It keeps no state on disk, writes nothing into its folders and is never part
+// It keeps no state on a drive, writes nothing into its folders and is never part
 // of a production path.
 //
 // A folder "org/name" below the root is the branch main of that repository; a
