@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
@@ -16,7 +17,7 @@ type served struct {
 // leaseServed holds a lease for every configured endpoint that names a ref, so
 // that nothing removes or evicts what an engine reads. It compares and acts on
 // each change of the store; where a ref moved to another artifact the lease
-// follows it.
+// follows it once that one is Ready.
 func (a *Agent) leaseServed(ctx context.Context) error {
 	refs := map[string]artifact.Ref{} // by endpoint
 	for _, e := range a.config.Endpoints {
@@ -36,13 +37,13 @@ func (a *Agent) leaseServed(ctx context.Context) error {
 		}
 	}()
 	for {
-		digests := map[artifact.Ref]artifact.Digest{}
+		known := map[artifact.Ref]weightcache.Status{}
 		for _, s := range a.weights.Snapshot() {
-			digests[s.Ref] = s.Digest
+			known[s.Ref] = s
 		}
 		for name, ref := range refs {
-			digest := digests[ref]
-			if digest.IsZero() || held[name].digest == digest {
+			digest, before := known[ref].Digest, held[name].digest
+			if digest.IsZero() || digest == before || !before.IsZero() && known[ref].State != weightcache.Ready {
 				continue
 			}
 			release, err := a.weights.Acquire(ctx, digest, "endpoint "+name)

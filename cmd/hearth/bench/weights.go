@@ -26,6 +26,7 @@ import (
 // are processes of their own.
 type weightsBench struct {
 	dir    string
+	root   string // the origin's repositories
 	origin *process
 	runs   int
 }
@@ -47,12 +48,15 @@ func runWeights(cmd *cobra.Command, dir string, o options) ([]Row, error) {
 	if err := makeRepos(root, 1); err != nil {
 		return nil, err
 	}
-	w := &weightsBench{dir: dir}
+	w := &weightsBench{dir: dir, root: root}
 	if w.origin, err = start(ctx, -1, addr, "bench", "child-origin", "--addr", addr, "--root", root); err != nil {
 		return nil, err
 	}
 	defer w.origin.stop()
 
+	if err := w.hashAtOrigin(ctx, 1); err != nil {
+		return nil, err
+	}
 	var rows []Row
 	add := func(row Row, err error) error {
 		if err == nil {
@@ -66,6 +70,9 @@ func runWeights(cmd *cobra.Command, dir string, o options) ([]Row, error) {
 		return nil, err
 	}
 	if err := makeRepos(root, 4, 16); err != nil {
+		return nil, err
+	}
+	if err := w.hashAtOrigin(ctx, 4, 16); err != nil {
 		return nil, err
 	}
 	mirror, memory, err := w.mirrorAndMemory(ctx, o.pairs)
@@ -116,6 +123,27 @@ func writeShards(repo string, size int) error {
 		}
 		if err := f.Close(); err != nil {
 			return fmt.Errorf("make origin: %w", err)
+		}
+	}
+	return nil
+}
+
+// hashAtOrigin lets the origin hash its files before they are pulled: a hub knows
+// its digests long before anyone asks.
+func (w *weightsBench) hashAtOrigin(ctx context.Context, sizes ...int) error {
+	for _, size := range sizes {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.origin.addr+"/api/models/"+originRepo(size)+"/tree/main", nil)
+		if err != nil {
+			return fmt.Errorf("make request: %w", err)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return fmt.Errorf("list origin: %w", err)
+		}
+		_, err = io.Copy(io.Discard, response.Body)
+		_ = response.Body.Close()
+		if err != nil || response.StatusCode != http.StatusOK {
+			return fmt.Errorf("list origin: status %d: %w", response.StatusCode, err)
 		}
 	}
 	return nil
@@ -351,7 +379,7 @@ func (w *weightsBench) mirror(ctx context.Context, node *node, n int) (Row, erro
 	if err != nil {
 		return Row{}, err
 	}
-	files, err := start(ctx, -1, addr, "bench", "child-fileserver", "--addr", addr, "--root", filepath.Join(w.dir, "origin", originRepo(1)))
+	files, err := start(ctx, -1, addr, "bench", "child-fileserver", "--addr", addr, "--root", filepath.Join(w.root, originRepo(1)))
 	if err != nil {
 		return Row{}, err
 	}
