@@ -165,8 +165,11 @@ func holdStreams(ctx context.Context, addr string, n int, request []byte, held f
 			return fmt.Errorf("send: %w", err)
 		}
 		var status int
-		if _, _, err := readHead(c.in, &status); err != nil || status != 200 {
-			return fmt.Errorf("open stream: status %d: %w", status, err)
+		if _, _, err := readHead(c.in, &status); err != nil {
+			return fmt.Errorf("open stream: %w", err)
+		}
+		if status != 200 {
+			return fmt.Errorf("open stream: status %d", status)
 		}
 		if _, err := c.in.ReadSlice('\n'); err != nil {
 			return fmt.Errorf("read first chunk: %w", err)

@@ -142,8 +142,11 @@ func (w *weightsBench) hashAtOrigin(ctx context.Context, sizes ...int) error {
 		}
 		_, err = io.Copy(io.Discard, response.Body)
 		_ = response.Body.Close()
-		if err != nil || response.StatusCode != http.StatusOK {
-			return fmt.Errorf("list origin: status %d: %w", response.StatusCode, err)
+		if err != nil {
+			return fmt.Errorf("list origin: %w", err)
+		}
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("list origin: status %d", response.StatusCode)
 		}
 	}
 	return nil
@@ -316,8 +319,11 @@ func drain(ctx context.Context, url string, streams int) (float64, error) {
 				return fmt.Errorf("get %s: status %d", url, response.StatusCode)
 			}
 			n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, response.Body, make([]byte, 256<<10))
-			if err != nil || n != part {
-				return fmt.Errorf("get %s: %d of %d bytes: %w", url, n, part, err)
+			if err != nil {
+				return fmt.Errorf("get %s: %w", url, err)
+			}
+			if n != part {
+				return fmt.Errorf("get %s: %d of %d bytes", url, n, part)
 			}
 			return nil
 		})
