@@ -112,6 +112,21 @@ func TestAnswersAreTablesForPeopleAndJSONForPrograms(t *testing.T) {
 	}
 }
 
+func TestAnEndpointOnAnUnhealthyDeviceIsShownAsSuch(t *testing.T) {
+	t.Parallel()
+	devices := []admin.Device{{ID: "gpu-0", Health: "unhealthy"}, {ID: "gpu-1", Health: "degraded"}}
+	for want, e := range map[string]admin.Endpoint{
+		"unhealthy":   {Reachable: true, Devices: []string{"gpu-1", "gpu-0"}},
+		"serving":     {Reachable: true, Devices: []string{"gpu-1"}},
+		"draining":    {Reachable: true, Draining: true, Devices: []string{"gpu-0"}},
+		"unreachable": {Devices: []string{"gpu-0"}},
+	} {
+		if got := endpointState(e, devices); got != want {
+			t.Errorf("state of %+v is %q, want %q", e, got, want)
+		}
+	}
+}
+
 func TestPullShowsItsProgressBesideTheAnswer(t *testing.T) {
 	t.Parallel()
 	out, complaint, _ := hearth(t, "models", "pull", testRef, "--addr", fakeAgent(t), "--json")

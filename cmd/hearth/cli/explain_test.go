@@ -110,6 +110,7 @@ func TestExplainRefusesWhatItCannotAsk(t *testing.T) {
 		{[]string{"explain", "x", "--addr", two}, terminal.ExitUsage, "demo, other\nhint: say which with --model"},
 		{[]string{"explain", "x", "--model", "gone", "--addr", two}, terminal.ExitNotFound, "no logical model gone"},
 		{[]string{"explain", "--request", "/nowhere/body.json", "--addr", two}, terminal.ExitNotFound, "no such file"},
+		{[]string{"explain", "--request", t.TempDir(), "--addr", two}, terminal.ExitFailure, "read request: "},
 		{[]string{"explain", "x", "--addr", "http://127.0.0.1:1"}, terminal.ExitUnreachable, "hint: is the router running?"},
 	} {
 		_, complaint, code := hearth(t, test.args...)

@@ -178,7 +178,10 @@ func (a *app) modelsShow() *cobra.Command {
 			if a.json {
 				return errors.Join(terminal.JSON(a.Out, map[string]any{"models": models}), failure)
 			}
-			for _, m := range models {
+			for i, m := range models {
+				if i > 0 {
+					fmt.Fprintln(a.Out)
+				}
 				if err := a.showModel(m); err != nil {
 					return errors.Join(err, failure)
 				}

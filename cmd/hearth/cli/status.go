@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 	routeradmin "github.com/hearth-dev/hearth/router/admin"
@@ -118,7 +120,7 @@ func (a *app) showStatus(said statusAnswer) error {
 		})
 		for _, e := range n.Endpoints {
 			endpoints.rows = append(endpoints.rows, []string{
-				n.Node.Name, e.Name, e.Pool, e.Engine, endpointState(e), strconv.FormatUint(uint64(e.Load.Running), 10),
+				n.Node.Name, e.Name, e.Pool, e.Engine, endpointState(e, n.Devices), strconv.FormatUint(uint64(e.Load.Running), 10),
 				strconv.FormatUint(uint64(e.Load.Waiting), 10), fmt.Sprintf("%.0f%%", e.Load.KVUsage*100), e.URL,
 			})
 		}
@@ -202,12 +204,19 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-func endpointState(e admin.Endpoint) string {
+// endpointState is one word: an endpoint on an unhealthy device answers, and
+// routers give it nothing while another can take it.
+func endpointState(e admin.Endpoint, devices []admin.Device) string {
+	sick := func(d admin.Device) bool {
+		return d.Health == device.Unhealthy.String() && slices.Contains(e.Devices, d.ID)
+	}
 	switch {
 	case !e.Reachable:
 		return "unreachable"
 	case e.Draining:
 		return "draining"
+	case slices.ContainsFunc(devices, sick):
+		return "unhealthy"
 	}
 	return "serving"
 }
