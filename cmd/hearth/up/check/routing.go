@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/up/fabric"
+	"github.com/hearth-dev/hearth/router/pool"
 )
 
 // prefixRouting compares the router with a second one that takes turns, each
@@ -20,7 +21,7 @@ func (s *scenario) prefixRouting(ctx context.Context, figures map[string]any) er
 	if err != nil {
 		return err
 	}
-	turns, err := s.f.AddRouter(ctx, "router-in-turn", fabric.PolicyRoundRobin)
+	turns, err := s.f.AddRouter(ctx, "router-in-turn", pool.PolicyRoundRobin)
 	if err != nil {
 		return err
 	}

@@ -13,9 +13,6 @@ import (
 // portsPerRouter are the ingress and the admin listener.
 const portsPerRouter = 2
 
-// PolicyRoundRobin makes a router take its endpoints in turn.
-const PolicyRoundRobin = "round-robin"
-
 // Router is one router process and where it answers.
 type Router struct {
 	*Process
