@@ -14,8 +14,7 @@ import (
 // fieldsOf lists the paths of a configuration as its page writes them.
 func fieldsOf(kind reflect.Type, prefix string) []string {
 	var paths []string
-	for i := range kind.NumField() {
-		field := kind.Field(i)
+	for field := range kind.Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
 		path := prefix + name
 		inner := field.Type
