@@ -90,15 +90,24 @@ func printTable(w io.Writer, r Report) error {
 		if len(row.References) > 0 {
 			ref = fmt.Sprintf("%s %.4g", row.References[0].Name, row.References[0].Value)
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%.4g\t%s\t%s\t%.2f\t%.2f\t%t\t%s\n", row.Name, row.Value, row.Unit, ref, row.Ratio, row.Aim, row.Met, row.Note)
+		_, _ = fmt.Fprintf(t, "%s\t%.4g\t%s\t%s\t%.2f\t%.3g\t%t\t%s\n", row.Name, row.Value, row.Unit, ref, ratioOf(row), row.Aim, row.Met, row.Note)
 	}
 	return t.Flush()
+}
+
+// ratioOf is a row's ratio to its first reference, also where the aim is on the
+// value; 0 without one.
+func ratioOf(r Row) float64 {
+	if len(r.References) == 0 {
+		return 0
+	}
+	return r.References[0].Ratio
 }
 
 func describe(r Row) string {
 	s := fmt.Sprintf("%-24s %10.4g %s", r.Name, r.Value, r.Unit)
 	if len(r.References) > 0 {
-		s += fmt.Sprintf("   %s %.4g, ratio %.2f", r.References[0].Name, r.References[0].Value, r.Ratio)
+		s += fmt.Sprintf("   %s %.4g, ratio %.2f", r.References[0].Name, r.References[0].Value, ratioOf(r))
 	}
 	if !r.Met {
 		s += "   (aim missed)"

@@ -92,7 +92,7 @@ func markdown(w *bytes.Buffer, r Report, plot string, first bool) {
 		ref, ratio, aim := "-", "-", "-"
 		if len(row.References) > 0 {
 			ref = fmt.Sprintf("%s: %s", row.References[0].Name, figure(row.References[0].Value))
-			ratio = fmt.Sprintf("%.2f", row.Ratio)
+			ratio = fmt.Sprintf("%.2f", ratioOf(row))
 		}
 		if row.Aim != 0 {
 			aim = fmt.Sprintf("%.3g", row.Aim)
@@ -135,14 +135,15 @@ func svg(r Report) []byte {
 	_, _ = fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/><text x="8" y="18">hearth bench %s: ratio to the reference (dashed), more is better; the tick is the aim</text>`+"\n", html.EscapeString(r.Bench))
 	for i, row := range rows {
 		y := 32 + float64(i)*(bar+gap)
-		length := min(row.Ratio*unit, width-left-60)
+		ratio := ratioOf(row)
+		length := min(ratio*unit, width-left-60)
 		color := "#2a7"
 		if !row.Met {
 			color = "#c52"
 		}
 		_, _ = fmt.Fprintf(&b, `<text x="%.0f" y="%.1f" text-anchor="end">%s</text><rect x="%.0f" y="%.1f" width="%.1f" height="%.0f" fill="%s"/><text x="%.1f" y="%.1f">%.2f</text>`+"\n",
-			left-8, y+12, html.EscapeString(row.Name), left, y, length, bar, color, left+length+6, y+12, row.Ratio)
-		if row.Aim != 0 {
+			left-8, y+12, html.EscapeString(row.Name), left, y, length, bar, color, left+length+6, y+12, ratio)
+		if row.Ratio != 0 && row.Aim != 0 {
 			_, _ = fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="black" stroke-width="2"/>`+"\n", left+row.Aim*unit, left+row.Aim*unit, y-2, y+bar+2)
 		}
 	}

@@ -114,6 +114,13 @@ func alone(row Row, n int, own func() (float64, error)) (Row, error) {
 	return row, nil
 }
 
+// onValue puts the aim of a paired row on its value instead of on the ratio, which
+// stays with the reference.
+func onValue(row Row, most float64) Row {
+	row.Aim, row.Ratio, row.Met = most, 0, row.Value <= most
+	return row
+}
+
 func oriented(better string, own, ref float64) float64 {
 	if better == lower {
 		own, ref = ref, own
