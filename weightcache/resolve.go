@@ -169,7 +169,8 @@ func (p *Puller) resolveFrom(ctx context.Context, src source.Source, ref artifac
 	return nil, errors.Join(err, p.store.dropOrphans(fetched))
 }
 
-// ask bounds one Resolve by the time a listing may take.
+// ask makes one Resolve. The source bounds the time of its answers: only it
+// knows whether it waits for an origin or reads a folder of terabytes.
 func (p *Puller) ask(ctx context.Context, src source.Source, ref artifact.Ref) (*artifact.Listing, error) {
 	listing, err := src.Resolve(ctx, ref)
 	if err == nil && listing == nil {

@@ -226,9 +226,14 @@ func printable(text string) string {
 	return strings.TrimSpace(text[:min(len(text), maxErrorReason)])
 }
 
+// discardLimit bounds the wait for what is left of a body nobody wants.
+const discardLimit = time.Second
+
 // discard reads a little of a body so that the connection can serve again,
-// and closes it.
+// and closes it; a body that does not come in discardLimit is broken off.
 func discard(resp *http.Response) {
+	late := time.AfterFunc(discardLimit, func() { _ = resp.Body.Close() })
+	defer late.Stop()
 	_, _ = io.CopyN(io.Discard, resp.Body, 16<<10)
 	_ = resp.Body.Close()
 }

@@ -37,9 +37,12 @@ type HubOptions struct {
 	// TLSConfig holds further roots; nil means the system's.
 	TLSConfig *tls.Config
 	// DialTimeout bounds one dial (10 s), TLSTimeout a handshake (10 s) and
-	// HeaderTimeout the wait for an answer's headers (30 s). A silent body is
-	// bounded by the caller's ctx.
+	// HeaderTimeout the wait for an answer's headers (30 s).
 	DialTimeout, TLSTimeout, HeaderTimeout time.Duration
+	// BodyTimeout ends an answer of Resolve that yields no byte for so long
+	// (30 s) and ListTimeout a whole Resolve (5 min), both with ErrUnavailable.
+	// The body of an Open is bounded by the caller's ctx.
+	BodyTimeout, ListTimeout time.Duration
 	// Streams is the number of idle connections kept per origin; 0 means 16.
 	Streams int
 	// Now tells the time, for Retry-After dates; nil means time.Now.
@@ -92,6 +95,12 @@ func NewHub(opts HubOptions) (*Hub, error) {
 	}
 	if opts.HeaderTimeout <= 0 {
 		opts.HeaderTimeout = 30 * time.Second
+	}
+	if opts.BodyTimeout <= 0 {
+		opts.BodyTimeout = 30 * time.Second
+	}
+	if opts.ListTimeout <= 0 {
+		opts.ListTimeout = 5 * time.Minute
 	}
 	if opts.Streams <= 0 {
 		opts.Streams = 16

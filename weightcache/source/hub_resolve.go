@@ -10,14 +10,15 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
 // Resolve asks what the revision means now and lists the files of that commit.
 // SHA256 is known for LFS files only; the others have a git id. Every answer is
-// bounded and checked: names, sizes, counts, and that pages stay on the
-// configured origin.
+// bounded in length and time and checked: names, sizes, counts, and that pages
+// stay on the configured origin.
 func (h *Hub) Resolve(ctx context.Context, ref artifact.Ref) (*artifact.Listing, error) {
 	what := describe(ref, "")
 	if ref.Scheme != artifact.SchemeHub {
@@ -26,6 +27,9 @@ func (h *Hub) Resolve(ctx context.Context, ref artifact.Ref) (*artifact.Listing,
 	if _, err := artifact.ParseRef(ref.String()); err != nil {
 		return nil, h.refuse("resolve", what, fmt.Errorf("%w: %w", ErrNotFound, err))
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, h.opts.ListTimeout,
+		h.refuse("resolve", what, fmt.Errorf("%w: the listing took longer than %v", ErrUnavailable, h.opts.ListTimeout)))
+	defer cancel()
 	var info struct {
 		SHA string `json:"sha"`
 	}
@@ -139,16 +143,27 @@ func (h *Hub) nextPage(at *url.URL, header http.Header) (*url.URL, error) {
 	return nil, nil //nolint:nilnil // no next page is an answer, not an error
 }
 
-// getJSON reads one bounded JSON answer from the configured origin.
+// errSilent ends an answer whose body stopped coming.
+var errSilent = errors.New("the answer stopped coming")
+
+// getJSON reads one JSON answer from the configured origin, of at most limit
+// bytes and without a pause of BodyTimeout.
 func (h *Hub) getJSON(ctx context.Context, what string, at *url.URL, limit int64, into any) (http.Header, error) {
-	resp, err := h.do(ctx, request{
+	reading, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	resp, err := h.do(reading, request{
 		op: "resolve", what: what, url: at, stay: true, header: http.Header{"Accept": {"application/json"}},
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer discard(resp)
-	body, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	silence := time.AfterFunc(h.opts.BodyTimeout, func() { cancel(errSilent) })
+	body, err := io.ReadAll(io.LimitReader(heard{resp.Body, silence, h.opts.BodyTimeout}, limit+1))
+	silence.Stop()
+	if err != nil && ctx.Err() == nil && errors.Is(context.Cause(reading), errSilent) {
+		return nil, h.refuse("resolve", what, fmt.Errorf("%w: %w for %v", ErrUnavailable, errSilent, h.opts.BodyTimeout))
+	}
 	if err != nil {
 		return nil, h.refuse("resolve", what, transportError(ctx, err))
 	}
@@ -159,6 +174,21 @@ func (h *Hub) getJSON(ctx context.Context, what string, at *url.URL, limit int64
 		return nil, h.refuse("resolve", what, fmt.Errorf("%w: answer is not the JSON expected: %w", ErrProtocol, jsonCause(err)))
 	}
 	return resp.Header, nil
+}
+
+// heard puts a timer off with each read that gave bytes.
+type heard struct {
+	io.Reader
+	silence *time.Timer
+	limit   time.Duration
+}
+
+func (r heard) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if n > 0 {
+		r.silence.Reset(r.limit)
+	}
+	return n, err
 }
 
 // jsonCause keeps the kind of a decoding error and drops the quoted input.

@@ -19,7 +19,8 @@ import (
 type Source interface {
 	// Name is the configured name, used in errors, logs and metrics.
 	Name() string
-	// Resolve turns a ref into the listing of one immutable commit.
+	// Resolve turns a ref into the listing of one immutable commit. An origin
+	// that falls silent ends it with ErrUnavailable, whatever ctx allows.
 	Resolve(ctx context.Context, ref artifact.Ref) (*artifact.Listing, error)
 	// Open reads bytes [off, off+n) of a listed file. The reader yields exactly
 	// n bytes or an error. Bytes that no longer belong to the listed file
