@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,6 +41,17 @@ type Options struct {
 	Log *slog.Logger
 	// BootID identifies this boot of the node; empty reads the kernel's.
 	BootID string
+	// DialContext makes the connections of every source that has any, as the
+	// one Limiter paces all their bytes: whoever gives it sees and shapes all
+	// that pulls do on the network. Nil dials TCP with a limit of 10 s and
+	// keepalive probes.
+	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// dialer is what an Agent dials sources with where its options do not say.
+var dialer = net.Dialer{
+	Timeout:         10 * time.Second,
+	KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 4},
 }
 
 // Agent is one node's agent. New makes it, Run runs it once.
@@ -56,6 +69,9 @@ type Agent struct {
 	poller    *endpoints.Poller
 	publisher *report.Publisher
 	keep      []artifact.Ref
+	// configured holds the refs of models and of endpoints.
+	configured map[artifact.Ref]bool
+	leftOut    atomic.Int64 // artifacts that the report has no room for
 
 	ready chan struct{}
 
@@ -75,6 +91,9 @@ func New(config Config, opts Options) (*Agent, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
+	if opts.DialContext == nil {
+		opts.DialContext = dialer.DialContext
+	}
 	if opts.BootID == "" {
 		// Without it a restart keeps conditions that a boot would end.
 		id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -82,7 +101,7 @@ func New(config Config, opts Options) (*Agent, error) {
 	}
 	a := &Agent{
 		config: config, opts: opts, log: opts.Log, started: time.Now(), ready: make(chan struct{}),
-		listeners: map[string]string{}, problems: map[string]string{},
+		listeners: map[string]string{}, problems: map[string]string{}, configured: map[artifact.Ref]bool{},
 	}
 	for _, text := range config.Models {
 		ref, err := artifact.ParseRef(text)
@@ -90,6 +109,12 @@ func New(config Config, opts Options) (*Agent, error) {
 			return nil, fmt.Errorf("read models: %w", err)
 		}
 		a.keep = append(a.keep, ref)
+		a.configured[ref] = true
+	}
+	for _, e := range config.Endpoints {
+		if ref, err := artifact.ParseRef(e.Ref); err == nil {
+			a.configured[ref] = true
+		}
 	}
 	if err := a.buildControl(); err != nil {
 		return nil, err
@@ -150,6 +175,7 @@ func (a *Agent) buildData() error {
 		if s.Type == SourceHub {
 			origin, err = source.NewHub(source.HubOptions{
 				Name: s.Name, URL: s.URL, TokenFile: s.TokenFile, Streams: w.Streams, UserAgent: "hearth/" + a.opts.Version,
+				DialContext: a.opts.DialContext, BodyTimeout: w.StallTimeout.Std(),
 			})
 		} else {
 			origin, err = source.NewDir(source.DirOptions{Name: s.Name, Root: s.Root})

@@ -71,7 +71,13 @@ type running struct {
 
 func run(t *testing.T, c nodeagent.Config) running {
 	t.Helper()
-	agent, err := nodeagent.New(c, nodeagent.Options{Version: "test", BootID: "boot"})
+	return runWith(t, c, nodeagent.Options{})
+}
+
+func runWith(t *testing.T, c nodeagent.Config, opts nodeagent.Options) running {
+	t.Helper()
+	opts.Version, opts.BootID = "test", "boot"
+	agent, err := nodeagent.New(c, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

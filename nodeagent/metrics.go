@@ -14,7 +14,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 // The agent's metrics. Labels come from the configuration, the table of XIDs
-// and the refs of the store, so their number is bounded.
+// and the refs that the report names, so their number is bounded.
 var (
 	descInfo        = desc("agent_info", "The agent, always 1.", "node", "version")
 	descModelState  = desc("weights_model_state", "1 for the state a model is in.", "ref", "state")
@@ -39,13 +39,14 @@ var (
 	descHealth      = desc("device_health", "0 healthy, 1 degraded, 2 unhealthy.", "device")
 	descCondition   = desc("device_condition", "1 for each condition a device has.", "device", "condition", "severity")
 	descXID         = desc("device_xid_events_total", "XIDs a device reported.", "device", "xid")
+	descLeftOut     = desc("report_left_out_artifacts", "Artifacts that the report has no room for.")
 	descSeq         = desc("report_sequence", "Changes of the report since the agent started.")
 )
 
 var allDescs = []*prometheus.Desc{
 	descInfo, descModelState, descModelSize, descModelHere, descSpace, descOrigin, descRanges, descRetries, descRefused, descMismatches,
 	descStalls, descDamaged, descMirror, descMirrorNo, descMirrorBytes, descMirrorNow, descMirrorCut, descReachable, descRunning,
-	descUsage, descHealth, descCondition, descXID, descSeq,
+	descUsage, descHealth, descCondition, descXID, descLeftOut, descSeq,
 }
 
 // metrics reads the rooms when somebody asks.
@@ -74,6 +75,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
 	gauge(descInfo, 1, a.config.Node, a.opts.Version)
+	gauge(descLeftOut, float64(a.leftOut.Load()))
 	gauge(descSeq, float64(a.publisher.Seq()))
 	m.weights(gauge, counter)
 	s := a.mirror.Stats()
@@ -107,7 +109,8 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m metrics) weights(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, int64, ...string)) {
-	for _, s := range m.agent.weights.Snapshot() {
+	list, _ := m.agent.toReport(m.agent.weights.Snapshot())
+	for _, s := range list {
 		ref := s.Ref.String()
 		for state := range artifactStates {
 			gauge(descModelState, number(state == s.State), ref, string(state))

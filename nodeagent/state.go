@@ -1,8 +1,11 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/hearth-dev/hearth/dradriver/device"
@@ -53,12 +56,63 @@ func (a *Agent) reportState(ctx context.Context) error {
 			}
 		case <-artifacts.C:
 			pending = false
-			a.publish("artifacts", a.publisher.SetArtifacts(artifactsOf(a.weights.Snapshot())))
+			a.publishArtifacts(a.weights.Snapshot())
 			a.publishSpace()
 		case <-space.C:
 			a.publishSpace()
 		}
 	}
+}
+
+// publishArtifacts reports the artifacts to report. Where they do not fit the
+// report, the least of them are left out, which is counted and is a problem of
+// the node; what is reported never stands still.
+func (a *Agent) publishArtifacts(statuses []weightcache.Status) {
+	list, more := a.toReport(statuses)
+	objects := artifactsOf(list)
+	err := a.publisher.SetArtifacts(objects)
+	for errors.Is(err, report.ErrTooMany) && len(objects) > 0 {
+		// The limit is of bytes: half of them is a quick way below it.
+		keep := len(objects) / 2
+		more += len(objects) - keep
+		objects = objects[:keep]
+		err = a.publisher.SetArtifacts(objects)
+	}
+	a.publish("artifacts", err)
+	a.leftOut.Store(int64(more))
+	text := ""
+	if more > 0 {
+		text = "the report is full and leaves out artifacts, configured and ready ones last: remove models that are not needed"
+	}
+	if a.setProblem("report room", text) && more > 0 {
+		a.log.Warn("report is full, artifacts are left out", slog.Int("artifacts", more))
+	}
+}
+
+// toReport gives the artifacts that the report and the metrics name, configured
+// ones first, then Ready ones, at most report.MaxArtifacts, and how many more
+// there are. A ref of which nothing is known is among them only where it is
+// configured: anybody may ask for any name.
+func (a *Agent) toReport(statuses []weightcache.Status) (list []weightcache.Status, more int) {
+	rank := func(s weightcache.Status) int {
+		switch {
+		case a.configured[s.Ref]:
+			return 0
+		case s.State == weightcache.Ready:
+			return 1
+		}
+		return 2
+	}
+	for _, s := range statuses {
+		if !s.Digest.IsZero() || a.configured[s.Ref] {
+			list = append(list, s)
+		}
+	}
+	slices.SortStableFunc(list, func(x, y weightcache.Status) int { return cmp.Compare(rank(x), rank(y)) })
+	if more = len(list) - report.MaxArtifacts; more > 0 {
+		return list[:report.MaxArtifacts], more
+	}
+	return list, 0
 }
 
 func (a *Agent) publishSpace() {
