@@ -29,8 +29,8 @@ func (b balancer) Acquire(req *pick.Request, avoid func(string) bool) (proxy.Res
 // any model that the holder serves will do.
 func (b balancer) acquirePinned(req *pick.Request) (proxy.Reservation, error) {
 	ask := *req
-	for _, name := range b.pools.Models() {
-		ask.Model = name
+	for _, m := range b.pools.Models() {
+		ask.Model = m.Name
 		if r, err := b.pools.Acquire(&ask, nil); err == nil {
 			return held(r), nil
 		}
@@ -59,7 +59,7 @@ type reservation struct {
 func held(r *pool.Reservation) *reservation {
 	d := r.Decision()
 	return &reservation{r, proxy.Target{
-		URL: r.URL, EndpointID: r.EndpointID, Pool: r.Pool, Engine: r.Engine, Accelerator: r.Accelerator,
+		URL: r.URL, EndpointID: r.EndpointID, Pool: r.Pool, Accelerator: r.Accelerator,
 		LogicalModel: r.LogicalModel, ServedModel: r.ServedModel,
 		ForwardAuthorization: r.ForwardAuthorization, ContinuousUsage: r.ContinuousUsage,
 		Reason: string(d.Reason), CachedTokens: d.CreditTokens,
@@ -92,10 +92,10 @@ func (b balancer) Holder(responseID string) (string, bool) { return b.pools.Hold
 
 // Models implements proxy.Balancer.
 func (b balancer) Models() []proxy.Model {
-	names := b.pools.Models()
-	list := make([]proxy.Model, len(names))
-	for i, name := range names {
-		list[i] = proxy.Model{Name: name}
+	infos := b.pools.Models()
+	list := make([]proxy.Model, len(infos))
+	for i, m := range infos {
+		list[i] = proxy.Model{Name: m.Name, ContextTokens: m.ContextTokens}
 	}
 	return list
 }

@@ -112,7 +112,7 @@ func (r *Router) serverTLS() (ingress, admin *tls.Config, err error) {
 		files := r.cfg.TLS.files()
 		files.Failed = failed
 		if admin, err = identity.ServerTLS(files, identity.RoleRouter, identity.RoleClient); err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("read certificates: %w", err))
+			return nil, nil, fmt.Errorf("read certificates: %w", err)
 		}
 	}
 	return ingress, admin, nil

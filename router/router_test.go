@@ -273,3 +273,22 @@ func TestAReloadTakesAllOfAFileOrNothing(t *testing.T) {
 		t.Errorf("effective metering %+v", r.effective.Metering)
 	}
 }
+
+func TestTheModelListShowsTheLongestContextThatATargetDeclares(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, "http://127.0.0.1:1")
+	cfg.Models = append(cfg.Models, pool.ModelConfig{Name: "long", Targets: []pool.TargetConfig{
+		{Pool: "p", Weight: 1, ContextTokens: 8192}, {Pool: "p", ContextTokens: 131072}, {Pool: "p"},
+	}})
+	r, _ := start(t, cfg, Options{})
+	ingress := "http://" + r.Status().Listeners["ingress"]
+	const long = `{"id":"long","object":"model","created":0,"owned_by":"hearth","max_model_len":131072}`
+	const undeclared = `{"id":"m","object":"model","created":0,"owned_by":"hearth"}`
+	for path, want := range map[string]string{
+		"/v1/models": `{"object":"list","data":[` + long + "," + undeclared + `]}`, "/v1/models/long": long, "/v1/models/m": undeclared,
+	} {
+		if code, got := request(t, http.MethodGet, ingress+path, ""); code != 200 || got != want {
+			t.Errorf("%s gave %d %s, want %s", path, code, got, want)
+		}
+	}
+}

@@ -48,9 +48,6 @@ func NewTLSClient(addr string, config *tls.Config) (*Client, error) {
 	return c, nil
 }
 
-// Addr is the address the client was made with.
-func (c *Client) Addr() string { return c.addr }
-
 // Close gives idle connections back.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 

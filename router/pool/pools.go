@@ -69,7 +69,7 @@ type Pools struct {
 // routes is an immutable view of the configuration and of what exists.
 type routes struct {
 	models     map[string]*model
-	names      []string // of the models, sorted
+	infos      []ModelInfo // of the models, sorted by name
 	pools      []*poolState
 	endpoints  map[string]*endpoint
 	roundRobin bool
@@ -241,7 +241,9 @@ func (p *Pools) rebuildLocked() {
 			r.endpoints[e.id] = e
 		}
 	}
-	r.names = slices.Sorted(maps.Keys(r.models))
+	for _, name := range slices.Sorted(maps.Keys(r.models)) {
+		r.infos = append(r.infos, r.models[name].info())
+	}
 	slices.SortFunc(r.pools, func(a, b *poolState) int { return cmp.Compare(a.name, b.name) })
 	p.routes.Store(r)
 }
@@ -276,9 +278,24 @@ func canonical(ref string) string {
 	return parsed.String()
 }
 
-// Models lists the names of the logical models, sorted. The caller must not
-// change the slice.
-func (p *Pools) Models() []string { return p.routes.Load().names }
+// ModelInfo is a logical model as clients see it.
+type ModelInfo struct {
+	Name string
+	// ContextTokens is the longest context that a target declares, 0 if none does.
+	ContextTokens int
+}
+
+func (m *model) info() ModelInfo {
+	info := ModelInfo{Name: m.name}
+	for i := range m.targets {
+		info.ContextTokens = max(info.ContextTokens, m.targets[i].ContextTokens)
+	}
+	return info
+}
+
+// Models lists the logical models, sorted by name. The caller must not change
+// the slice.
+func (p *Pools) Models() []ModelInfo { return p.routes.Load().infos }
 
 // Acquire chooses an endpoint for the request and reserves a place there. An
 // endpoint for which avoid (may be nil) is true is left out. It keeps neither

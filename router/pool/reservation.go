@@ -53,7 +53,6 @@ type Reservation struct {
 	LogicalModel string
 	ServedModel  string // what to put into the body's model field
 	Accelerator  string // accelerator class for metering, empty where unknown
-	Engine       string // vllm, sglang, llama-server, sim, or empty
 	// Options of the pool.
 	ForwardAuthorization bool
 	ContinuousUsage      bool
@@ -131,7 +130,7 @@ func (ps *poolState) reserve(r *Reservation, roundRobin, leastBad bool, t *targe
 		answer = min(answer, req.MaxTokens)
 	}
 	r.URL, r.EndpointID, r.endpoint = e.url, e.id, e
-	r.Accelerator, r.Engine = e.accelerator, e.engine
+	r.Accelerator = e.accelerator
 	r.ForwardAuthorization, r.ContinuousUsage = ps.cfg.ForwardAuthorization, ps.cfg.ContinuousUsage
 	r.decision, r.backlog = d, e.promptInFlight
 	r.prompt, r.decode = d.UncachedTokens, d.CreditTokens+d.UncachedTokens+answer

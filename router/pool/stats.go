@@ -92,10 +92,10 @@ func (p *Pools) Stats() Stats {
 		}
 		ps.mu.Unlock()
 	}
-	for _, name := range view.names {
-		m := ModelStats{Name: name}
-		for i := range view.models[name].targets {
-			t := &view.models[name].targets[i]
+	for _, info := range view.infos {
+		m := ModelStats{Name: info.Name}
+		for i := range view.models[info.Name].targets {
+			t := &view.models[info.Name].targets[i]
 			m.Targets = append(m.Targets, TargetStats{
 				Pool: t.Pool, ServedModel: t.ServedModel, Ref: t.ref, Weight: t.Weight, Ready: t.ready, Endpoints: t.pool.serving(t),
 			})

@@ -41,9 +41,8 @@ type Balancer interface {
 
 // Model is one logical model as clients see it.
 type Model struct {
-	Name    string
-	Context int // longest context in tokens, 0 if undeclared
-	Ready   bool
+	Name          string
+	ContextTokens int // longest prompt and answer together, 0 if undeclared
 }
 
 // Target is the endpoint a reservation stands for. It is read-only.
@@ -51,7 +50,6 @@ type Target struct {
 	URL          string // base of the engine, such as http://10.0.0.7:8000
 	EndpointID   string
 	Pool         string
-	Engine       string // vllm, sglang, llama.cpp; "" if unknown
 	Accelerator  string // accelerator class, for metering
 	LogicalModel string
 	ServedModel  string // spliced into the body where it differs from the client's

@@ -67,7 +67,7 @@ func (b *fakeBalancer) Holder(id string) (string, bool) {
 func (b *fakeBalancer) Models() []Model {
 	var list []Model
 	for _, m := range b.models {
-		list = append(list, Model{Name: m, Ready: true})
+		list = append(list, Model{Name: m})
 	}
 	return list
 }

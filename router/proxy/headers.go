@@ -63,9 +63,6 @@ func (p *Proxy) upstreamHeaders(r *http.Request, id string) (authorization []str
 	}
 	h["Accept-Encoding"] = identityEncoding
 	if client, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
-		if before := h["X-Forwarded-For"]; len(before) > 0 && p.options.TrustForwarded {
-			client = strings.Join(before, ", ") + ", " + client
-		}
 		h["X-Forwarded-For"] = []string{client}
 	} else {
 		delete(h, "X-Forwarded-For")

@@ -7,15 +7,16 @@ import (
 )
 
 type modelEntry struct {
-	ID          string `json:"id"`
-	Object      string `json:"object"`
-	Created     int64  `json:"created"`
-	OwnedBy     string `json:"owned_by"`
-	MaxModelLen int    `json:"max_model_len,omitempty"`
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	OwnedBy string `json:"owned_by"`
+	// MaxModelLen is vLLM's own field: the context in tokens, left out if undeclared.
+	MaxModelLen int `json:"max_model_len,omitempty"`
 }
 
 func entry(m Model) modelEntry {
-	return modelEntry{ID: m.Name, Object: "model", OwnedBy: "hearth", MaxModelLen: m.Context}
+	return modelEntry{ID: m.Name, Object: "model", OwnedBy: "hearth", MaxModelLen: m.ContextTokens}
 }
 
 func (p *Proxy) listModels(w http.ResponseWriter, r *http.Request) {

@@ -36,8 +36,6 @@ type Options struct {
 	Consumer func(*http.Request) string
 	// ConsumerHeader is never forwarded to an engine.
 	ConsumerHeader string
-	// TrustForwarded keeps the X-Forwarded-For a client sent and appends to it.
-	TrustForwarded bool
 	// Done gets every finished exchange, in the request's goroutine.
 	Done func(*Exchange)
 	Now  func() time.Time
