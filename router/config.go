@@ -130,13 +130,13 @@ func (c *Config) Validate() error {
 	seen := map[string]bool{}
 	for i, n := range c.Nodes {
 		at := fmt.Sprintf("nodes[%d].address", i)
-		host, _, err := net.SplitHostPort(n.Address)
+		_, _, err := net.SplitHostPort(n.Address)
 		switch {
 		case err != nil:
 			p.Addf(at, "want host:port", "%q", n.Address)
 		case seen[n.Address]:
 			p.Addf(at, "want each node once", "%q stands twice", n.Address)
-		case !loopback(host) && !c.TLS.set() && !c.Listen.Insecure:
+		case !identity.IsLoopback(n.Address) && !c.TLS.set() && !c.Listen.Insecure:
 			p.Addf(at, "give tls, or say listen.insecure: true", "%q is not loopback and the router has no certificate", n.Address)
 		}
 		seen[n.Address] = true
@@ -152,12 +152,11 @@ func (c *Config) Validate() error {
 
 func (l *Listen) validate(p *configfile.Problems, identified, ingressTLS bool) {
 	check := func(field, address string, covered bool, files string) {
-		host, _, err := net.SplitHostPort(address)
-		if err != nil {
+		if _, _, err := net.SplitHostPort(address); err != nil {
 			p.Addf(field, "want host:port, such as 127.0.0.1:7400", "%q", address)
 			return
 		}
-		if !loopback(host) && !covered && !l.Insecure {
+		if !identity.IsLoopback(address) && !covered && !l.Insecure {
 			p.Addf(field, "give "+files+", listen on loopback, or say insecure: true", "%q is not loopback and has no certificates", address)
 		}
 	}
@@ -168,11 +167,6 @@ func (l *Listen) validate(p *configfile.Problems, identified, ingressTLS bool) {
 	if l.Socket != "" && (!filepath.IsAbs(l.Socket) || len(l.Socket) > identity.MaxSocketPath) {
 		p.Addf("listen.socket", fmt.Sprintf("want an absolute path of at most %d bytes, or nothing", identity.MaxSocketPath), "%q", l.Socket)
 	}
-}
-
-func loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func (t *TLS) validate(p *configfile.Problems, field string) {

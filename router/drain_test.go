@@ -117,28 +117,78 @@ func TestARouterThatIsToldToStopLetsStreamsEndAndSaysSo(t *testing.T) {
 	}
 }
 
-func TestStreamsThatOutlastTheDrainTimeoutAreCutAndStillMetered(t *testing.T) {
+// stopNow runs a router and gives what ends it, after a short drain, with all
+// the time that its handlers may need.
+func stopNow(t *testing.T, cfg Config) (*Router, func() error) {
+	t.Helper()
+	cfg.Limits.DrainTimeout = units.Duration(time.Millisecond)
+	r, err := New(cfg, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cutWait = time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	<-r.Ready()
+	return r, func() error { cancel(); return <-done }
+}
+
+func TestStreamsThatOutlastTheDrainTimeoutAreCutToldAndMetered(t *testing.T) {
 	t.Parallel()
 	url, began := slowEngine(t, nil)
 	cfg := config(t, url)
-	cfg.Limits.DrainTimeout = units.Duration(50 * time.Millisecond)
-	r, stop := start(t, cfg, Options{})
+	r, stop := stopNow(t, cfg)
+	var bodies []io.ReadCloser
 	for range 4 {
 		body := openStream(t, r)
 		defer func() { _ = body.Close() }()
+		bodies = append(bodies, body)
 		<-began
 	}
 	if err := stop(); err != nil {
 		t.Errorf("run ended with %v", err)
+	}
+	for _, body := range bodies {
+		rest, err := io.ReadAll(body)
+		if err == nil || !bytes.Contains(rest, []byte(`"code":"router_stopped"}}`+"\n\n")) {
+			t.Errorf("a cut stream ended with %q, %v", rest, err)
+		}
 	}
 	list := records(t, cfg.Metering.File)
 	if len(list) != 4 {
 		t.Fatalf("%d records of 4 cut streams", len(list))
 	}
 	for _, record := range list {
-		if record["estimated"] != true || record["completionTokens"] != 1.0 {
+		if record["outcome"] != "cut" || record["estimated"] != true || record["completionTokens"] != 1.0 {
 			t.Errorf("record %v", record)
 		}
+	}
+}
+
+func TestARequestThatIsCutBeforeItsAnswerGetsAnErrorThatHeals(t *testing.T) {
+	t.Parallel()
+	asked := make(chan struct{}, 1)
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		asked <- struct{}{}
+		<-r.Context().Done()
+	}))
+	t.Cleanup(s.Close)
+	cfg := config(t, s.URL)
+	r, stop := stopNow(t, cfg)
+	stopped := make(chan error, 1)
+	go func() { <-asked; stopped <- stop() }()
+	code, got := request(t, http.MethodPost, "http://"+r.Status().Listeners["ingress"]+"/v1/completions", `{"model":"m","prompt":"x"}`)
+	if code != http.StatusServiceUnavailable || !strings.Contains(got, `"code":"router_stopped"`) {
+		t.Errorf("got %d %s", code, got)
+	}
+	if err := <-stopped; err != nil {
+		t.Errorf("run ended with %v", err)
+	}
+	if list := records(t, cfg.Metering.File); len(list) != 1 || list[0]["outcome"] != "cut" || list[0]["status"] != 503.0 {
+		t.Errorf("records %v", list)
 	}
 }
 

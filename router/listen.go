@@ -35,12 +35,15 @@ func (r *Router) listen(ctx context.Context) (servers []*server, err error) {
 		if err != nil {
 			for _, s := range servers {
 				_ = s.listener.Close()
+				s.cut(nil)
 			}
 		}
 	}()
 	add := func(name string, l net.Listener, handler http.Handler, config *tls.Config, drain time.Duration) {
-		s := &server{name: name, listener: l, drain: drain, http: &http.Server{
-			Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		base, cut := context.WithCancelCause(context.WithoutCancel(ctx))
+		s := &server{name: name, listener: l, drain: drain, cut: cut, http: &http.Server{
+			BaseContext: func(net.Listener) context.Context { return base },
+			Handler:     handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
 			ErrorLog: slog.NewLogLogger(r.log.Handler(), slog.LevelDebug),
 		}}
 		if config != nil {
@@ -107,8 +110,7 @@ func (r *Router) serverTLS() (ingress, admin *tls.Config, err error) {
 			return nil, nil, fmt.Errorf("read ingress certificates: %w", err)
 		}
 	}
-	host, _, splitErr := net.SplitHostPort(r.cfg.Listen.Admin)
-	if r.cfg.TLS.set() && splitErr == nil && !loopback(host) {
+	if r.cfg.TLS.set() && !identity.IsLoopback(r.cfg.Listen.Admin) {
 		files := r.cfg.TLS.files()
 		files.Failed = failed
 		if admin, err = identity.ServerTLS(files, identity.RoleRouter, identity.RoleClient); err != nil {

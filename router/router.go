@@ -54,6 +54,7 @@ type Router struct {
 	recordIDs recordIDs
 	fileHash  [sha256.Size]byte // of the configuration file at the start
 	draining  atomic.Bool
+	cutWait   time.Duration
 	ready     chan struct{} // closed once every listener accepts
 
 	mu        sync.Mutex
@@ -76,7 +77,7 @@ func New(cfg Config, o Options) (*Router, error) {
 	}
 	r := &Router{
 		cfg: cfg, effective: cfg, options: o, log: o.Log, started: o.Now(), loadedAt: o.Now(),
-		ready: make(chan struct{}), listeners: map[string]string{}, recordIDs: newRecordIDs(),
+		ready: make(chan struct{}), listeners: map[string]string{}, recordIDs: newRecordIDs(), cutWait: cutWait,
 	}
 	if o.ConfigFile != "" {
 		r.fileHash = hashFile(o.ConfigFile)
@@ -190,10 +191,12 @@ type server struct {
 	listener net.Listener
 	http     *http.Server
 	drain    time.Duration
+	cut      context.CancelCauseFunc // of every request it has
 }
 
 // serve blocks until ctx is done and the server has drained.
 func (s *server) serve(ctx context.Context, r *Router) error {
+	defer s.cut(nil)
 	done := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
@@ -203,8 +206,10 @@ func (s *server) serve(ctx context.Context, r *Router) error {
 		err := s.http.Shutdown(bounded)
 		if errors.Is(err, context.DeadlineExceeded) {
 			r.log.Warn("streams cut at shutdown", slog.String("listener", s.name), slog.Duration("after", s.drain))
+			s.cut(proxy.ErrCut)
+			r.awaitCut(ctx) // handlers tell their clients
 			err = s.http.Close()
-			r.awaitCut(ctx)
+			r.awaitCut(ctx) // those that could not
 		}
 		done <- err
 	}()
@@ -214,13 +219,14 @@ func (s *server) serve(ctx context.Context, r *Router) error {
 	return <-done
 }
 
-// cutWait bounds the time that handlers of cut streams get for their records.
+// cutWait bounds the time that handlers of cut streams get for a last word to
+// their clients, and once more for their records.
 const cutWait = 2 * time.Second
 
 // awaitCut waits until no request is handled any more: the server closes
 // connections and does not wait for those who use them.
 func (r *Router) awaitCut(ctx context.Context) {
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), cutWait)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cutWait)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -35,7 +36,7 @@ func TestTheIngressSpeaksTLSAndHTTP2AndKnowsItsClientsByCertificate(t *testing.T
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ca.Save(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem")); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), ca.Cert(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := httptest.NewServer(http.HandlerFunc(engine))
@@ -116,7 +117,7 @@ func TestAnAdminListenerUnderCertificatesRefusesAgents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ca.Save(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem")); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), ca.Cert(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cfg := config(t, "http://127.0.0.1:1")

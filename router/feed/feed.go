@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/report"
 )
 
@@ -116,7 +117,7 @@ func (f *Feed) check(nodes []Node) error {
 	}
 	seen := map[string]bool{}
 	for i, n := range nodes {
-		host, port, err := net.SplitHostPort(n.Address)
+		_, port, err := net.SplitHostPort(n.Address)
 		if err != nil || port == "" {
 			return fmt.Errorf("nodes[%d].address: %q, want host:port", i, n.Address)
 		}
@@ -124,16 +125,11 @@ func (f *Feed) check(nodes []Node) error {
 			return fmt.Errorf("nodes[%d].address: %s stands twice", i, n.Address)
 		}
 		seen[n.Address] = true
-		if f.opts.TLS == nil && !f.opts.Insecure && !isLoopback(host) {
+		if f.opts.TLS == nil && !f.opts.Insecure && !identity.IsLoopback(n.Address) {
 			return fmt.Errorf("nodes[%d].address: %s is not loopback, want certificates or insecure: true", i, n.Address)
 		}
 	}
 	return nil
-}
-
-func isLoopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // Run watches the nodes until ctx is done, and returns nil then.

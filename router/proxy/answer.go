@@ -70,7 +70,7 @@ func (a *answer) copy(length int64) {
 				look.feed(piece)
 			}
 			if _, werr := a.w.Write(piece); werr != nil {
-				a.end(outcomeClientGone, FailureClientGone, look.usage, ttft, total/4)
+				a.end(outcomeGone(a.r.Context()), FailureClientGone, look.usage, ttft, total/4)
 				return
 			}
 		}
@@ -121,7 +121,7 @@ func (a *answer) stream() {
 			a.gather(head, body)
 		}
 		if a.lost {
-			a.end(outcomeClientGone, FailureClientGone, a.scan.usage, ttft, a.scan.content)
+			a.end(outcomeGone(a.r.Context()), FailureClientGone, a.scan.usage, ttft, a.scan.content)
 			return
 		}
 		if last {
@@ -202,25 +202,36 @@ func (a *answer) drain() bool {
 	return !a.lost
 }
 
-// broken ends an answer whose engine was lost: an error event for a stream,
-// and in any case an end that no client can take for success. It does not return.
+// broken ends an answer that the engine did not: an error event for a stream
+// whose client is there, and in any case an end that no client can take for
+// success. It does not return.
 func (a *answer) broken(err error, u usage, ttft time.Duration, counted int) {
-	if gone(a.r.Context()) {
+	switch ctx := a.r.Context(); {
+	case wasCut(ctx):
+		a.lastEvent(cutMessage, "router_stopped")
+		a.end(outcomeCut, FailureClientGone, u, ttft, counted)
+	case gone(ctx):
 		a.end(outcomeClientGone, FailureClientGone, u, ttft, counted)
-		panic(http.ErrAbortHandler)
+	default:
+		a.p.options.Log.LogAttrs(ctx, slogWarn, "answer broke off",
+			requestAttr(a.c.ID), endpointAttr(a.c.EndpointID), errorAttr(err))
+		a.lastEvent("The engine was lost while it answered.", "engine_lost")
+		a.end(outcomeEngineLost, FailureMidStream, u, ttft, counted)
 	}
-	a.p.options.Log.LogAttrs(a.r.Context(), slogWarn, "answer broke off",
-		requestAttr(a.c.ID), endpointAttr(a.c.EndpointID), errorAttr(err))
-	if isEventStream(a.w.Header()) {
-		var gap []byte
-		if a.scan.midEvent {
-			gap = []byte("\n")
-		}
-		a.gather(gap, errorFrame("The engine was lost while it answered.", "engine_lost"))
-		_ = a.BeforeWait() // the answer ends uncleanly in any case
-	}
-	a.end(outcomeEngineLost, FailureMidStream, u, ttft, counted)
 	panic(http.ErrAbortHandler)
+}
+
+// lastEvent tells the client of a stream why it breaks off.
+func (a *answer) lastEvent(message, code string) {
+	if !isEventStream(a.w.Header()) {
+		return
+	}
+	var gap []byte
+	if a.scan.midEvent {
+		gap = []byte("\n")
+	}
+	a.gather(gap, errorFrame(message, code))
+	_ = a.BeforeWait() // the answer ends uncleanly in any case
 }
 
 // remember notes which endpoint holds a stored response.

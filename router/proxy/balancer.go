@@ -105,7 +105,7 @@ type Exchange struct {
 	// Model is the logical model; empty when the request was refused before one was known.
 	Model, ServedModel, Pool, EndpointID, Accelerator string
 	Reason                                            string // decision, or why refused
-	Outcome                                           string // ok, client_gone, engine_error, engine_lost, timeout, refused
+	Outcome                                           string // ok, client_gone, engine_error, engine_lost, timeout, cut, refused
 	Status                                            int
 	Stream                                            bool
 	PromptTokens, CachedTokens, CompletionTokens      int

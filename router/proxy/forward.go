@@ -20,14 +20,40 @@ const (
 	outcomeEngineError = "engine_error" // the engine answered, with an error
 	outcomeEngineLost  = "engine_lost"  // the engine went away before or while answering
 	outcomeTimeout     = "timeout"
+	outcomeCut         = "cut" // the router ended it, with ErrCut
 )
 
 // statusClientGone stands in records for a client that left before a status.
 const statusClientGone = 499
 
-// abandoned ends the exchange of a client that left before an answer began.
-func (p *Proxy) abandoned(c *call) {
-	c.Outcome, c.Status = outcomeClientGone, statusClientGone
+// ErrCut is the cause with which a server that stops ends the contexts of the
+// requests it still has. Their clients are told, as far as they can be.
+var ErrCut = errors.New("the router cuts what outlasts its drain time")
+
+const cutMessage = "The router stopped before the answer was whole."
+
+func wasCut(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrCut) }
+
+// outcomeGone is the outcome of a request whose context has ended, or whose
+// client takes no more bytes.
+func outcomeGone(ctx context.Context) string {
+	if wasCut(ctx) {
+		return outcomeCut
+	}
+	return outcomeClientGone
+}
+
+// abandoned ends the exchange of a request whose context ended before an answer began.
+func (p *Proxy) abandoned(w http.ResponseWriter, r *http.Request, c *call) {
+	c.Outcome, c.Status = outcomeGone(r.Context()), statusClientGone
+	if c.Outcome == outcomeCut {
+		e := &Refusal{
+			Status: http.StatusServiceUnavailable, Message: cutMessage,
+			Type: "server_error", Code: "router_stopped", Reason: "cut", RetryAfter: 1,
+		}
+		WriteRefusal(w, e)
+		c.Status, c.Reason = e.Status, e.Reason
+	}
 	p.finish(c.Exchange)
 }
 
@@ -39,7 +65,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 	failure := FailureNone // of the attempt before
 	for {
 		res, err := p.balancer.Acquire(&c.plan.req, avoid)
-		if err != nil && avoid != nil && c.Retries > 0 && c.Reason == "reset" {
+		if err != nil && avoid != nil && failure == FailureReset {
 			// Nothing else can serve: the endpoint itself may have closed an idle
 			// connection just as it was used.
 			res, err = p.balancer.Acquire(&c.plan.req, nil)
@@ -68,7 +94,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 		failure = classify(r.Context(), err)
 		res.Done(Outcome{Failure: failure})
 		if failure == FailureClientGone {
-			p.abandoned(c)
+			p.abandoned(w, r, c)
 			return
 		}
 		p.options.Log.LogAttrs(r.Context(), slogWarn, "attempt failed", requestAttr(c.ID), endpointAttr(t.EndpointID), errorAttr(err))
@@ -78,10 +104,6 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 			return
 		}
 		c.Retries++
-		c.Reason = ""
-		if failure == FailureReset {
-			c.Reason = "reset"
-		}
 		failed := t.EndpointID
 		avoid = func(id string) bool { return id == failed }
 	}
@@ -186,13 +208,13 @@ func classify(ctx context.Context, err error) Failure {
 	if gone(ctx) {
 		return FailureClientGone
 	}
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return FailureDial // in time or not: nothing was sent
+	}
 	var timeout interface{ Timeout() bool }
 	if errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded) {
 		return FailureTimeout
-	}
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		return FailureDial
 	}
 	return FailureReset
 }

@@ -73,7 +73,7 @@ func (p *Proxy) inference(w http.ResponseWriter, r *http.Request, rt route) {
 	if refusal := p.prepare(w, r, c); refusal != nil {
 		// The server takes a read past its deadline for a client that left.
 		if gone(r.Context()) && refusal.Status != http.StatusRequestTimeout {
-			p.abandoned(c)
+			p.abandoned(w, r, c)
 			return
 		}
 		p.refuse(w, r, c.Exchange, refusal)

@@ -357,17 +357,31 @@ func TestALostEngineWithoutAnotherIsAnErrorThatMayHeal(t *testing.T) {
 
 func TestAnEngineThatIsSlowToAnswerIsNeverAskedTwice(t *testing.T) {
 	t.Parallel()
-	asked := make(chan struct{}, 10)
 	slow := func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		asked <- struct{}{}
 		<-r.Context().Done()
 	}
 	r := newRig(t, Options{Transport: wire.New(wire.Options{HeaderTimeout: 50 * time.Millisecond})}, slow, slow)
 	resp, got := r.post(t, "/v1/chat/completions", chat)
 	wantError(t, resp, got, 504, "engine_timeout")
-	if len(asked) != 1 || (<-r.done).Outcome != "timeout" {
-		t.Fatalf("%d engines were asked", len(asked))
+	if x := <-r.done; x.Outcome != "timeout" || x.Retries != 0 || len(r.requests) != 1 {
+		t.Fatalf("exchange %+v after %d choices", x, len(r.requests))
+	}
+}
+
+func TestADialThatTakesTooLongIsTriedElsewhereLikeARefusedOne(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Transport: wire.New(wire.Options{DialTimeout: 1})}, echo, echo)
+	resp, got := r.post(t, "/v1/chat/completions", chat)
+	wantError(t, resp, got, 503, "engine_unreachable")
+	x := <-r.done
+	if x.Outcome != "engine_lost" || x.Retries != 1 || len(r.outcomes) != 2 {
+		t.Fatalf("exchange %+v, outcomes %+v", x, r.outcomes)
+	}
+	for _, o := range r.outcomes {
+		if o.Failure != FailureDial {
+			t.Errorf("an attempt that was never sent counts as %+v", o)
+		}
 	}
 }
 
