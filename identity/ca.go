@@ -124,47 +124,8 @@ func NewCA(domain string, validity time.Duration) (*CA, error) {
 	return &CA{domain: domain, cert: cert, key: key, pem: encoded}, nil
 }
 
-// LoadCA reads the PEM files that SaveCA wrote.
-func LoadCA(certFile, keyFile string) (*CA, error) {
-	certPEM, err := os.ReadFile(certFile)
-	if err != nil {
-		return nil, fmt.Errorf("load certificate authority: %w", err)
-	}
-	keyPEM, err := os.ReadFile(keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("load certificate authority: %w", err)
-	}
-	certBlock, _ := pem.Decode(certPEM)
-	keyBlock, _ := pem.Decode(keyPEM)
-	if certBlock == nil || keyBlock == nil {
-		return nil, fmt.Errorf("load certificate authority: %s or %s is not PEM", certFile, keyFile)
-	}
-	cert, err := x509.ParseCertificate(certBlock.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("load certificate authority %s: %w", certFile, err)
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(keyBlock.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("load certificate authority %s: %w", keyFile, err)
-	}
-	key, ok := parsed.(*ecdsa.PrivateKey)
-	if !ok || !key.PublicKey.Equal(cert.PublicKey) || !cert.IsCA || len(cert.URIs) != 1 {
-		return nil, fmt.Errorf("load certificate authority %s: not an authority of ours, or the key belongs to another certificate", certFile)
-	}
-	return &CA{domain: cert.URIs[0].Host, cert: cert, key: key, pem: certPEM}, nil
-}
-
 // Cert is the CA's certificate as PEM: what the other side trusts.
 func (c *CA) Cert() []byte { return bytes.Clone(c.pem) }
-
-// Save writes the CA's certificate (0644) and key (0600).
-func (c *CA) Save(certFile, keyFile string) error {
-	key, err := encodeKey(c.key)
-	if err != nil {
-		return fmt.Errorf("save certificate authority: %w", err)
-	}
-	return writeBoth(certFile, keyFile, Pair{Cert: c.pem, Key: key})
-}
 
 // IssueOptions refine a leaf certificate.
 type IssueOptions struct {
@@ -223,9 +184,7 @@ func (c *CA) Issue(role Role, name string, opts IssueOptions) (Pair, error) {
 
 // WritePair writes a certificate (0644) and its key (0600). Each file is
 // replaced by a rename, the key first, so that a reader sees whole files.
-func WritePair(certFile, keyFile string, pair Pair) error { return writeBoth(certFile, keyFile, pair) }
-
-func writeBoth(certFile, keyFile string, pair Pair) error {
+func WritePair(certFile, keyFile string, pair Pair) error {
 	if err := replaceFile(keyFile, pair.Key, 0o600); err != nil {
 		return err
 	}

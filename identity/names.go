@@ -25,7 +25,6 @@ const (
 
 // Default places on a node.
 const (
-	ConfigDir  = "/etc/hearth"
 	StateDir   = "/var/lib/hearth"
 	RuntimeDir = "/run/hearth"
 )

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -82,8 +82,11 @@ func ClientTLS(files Files, roles ...Role) (*tls.Config, error) {
 // modification time or size changed.
 type reloader struct {
 	files Files
+	inUse atomic.Pointer[certificates]
+}
 
-	mu    sync.Mutex
+// certificates are what the files held when they had the stamps seen.
+type certificates struct {
 	seen  [3]stamp
 	pair  *tls.Certificate
 	roots *x509.CertPool
@@ -100,9 +103,11 @@ func newReloader(files Files) (*reloader, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.loadLocked(seen); err != nil {
+	first, err := r.load(seen)
+	if err != nil {
 		return nil, err
 	}
+	r.inUse.Store(first)
 	return r, nil
 }
 
@@ -118,37 +123,44 @@ func (r *reloader) stamps() ([3]stamp, error) {
 	return stamps, nil
 }
 
-func (r *reloader) loadLocked(seen [3]stamp) error {
+func (r *reloader) load(seen [3]stamp) (*certificates, error) {
 	pair, err := tls.LoadX509KeyPair(r.files.Cert, r.files.Key)
 	if err != nil {
-		return fmt.Errorf("read certificate %s: %w", r.files.Cert, err)
+		return nil, fmt.Errorf("read certificate %s: %w", r.files.Cert, err)
 	}
 	authorities, err := os.ReadFile(r.files.CA)
 	if err != nil {
-		return fmt.Errorf("read certificate authorities: %w", err)
+		return nil, fmt.Errorf("read certificate authorities: %w", err)
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(authorities) {
-		return fmt.Errorf("read certificate authorities: %s holds no certificate", r.files.CA)
+		return nil, fmt.Errorf("read certificate authorities: %s holds no certificate", r.files.CA)
 	}
-	r.pair, r.roots, r.seen = &pair, roots, seen
-	return nil
+	return &certificates{seen: seen, pair: &pair, roots: roots}, nil
 }
 
 // current gives the certificates in use, after a reload where a file changed.
-// Handshakes wait for one another for the time of three stat calls.
+// Handshakes never wait for one another: those that meet a change at once each
+// read the files, and the first to finish puts its reading in use for all. The
+// stamps are older than what was read, so a change in between is seen by the
+// next handshake.
 func (r *reloader) current() (*tls.Certificate, *x509.CertPool) {
-	stamps, err := r.stamps()
-	r.mu.Lock()
-	if err == nil && stamps != r.seen {
-		err = r.loadLocked(stamps)
+	now := r.inUse.Load()
+	seen, err := r.stamps()
+	if err == nil && seen != now.seen {
+		var next *certificates
+		if next, err = r.load(seen); err == nil {
+			if r.inUse.CompareAndSwap(now, next) {
+				now = next
+			} else {
+				now = r.inUse.Load()
+			}
+		}
 	}
-	pair, roots := r.pair, r.roots
-	r.mu.Unlock()
 	if err != nil && r.files.Failed != nil {
 		r.files.Failed(err)
 	}
-	return pair, roots
+	return now.pair, now.roots
 }
 
 func (r *reloader) server(auth tls.ClientAuthType) *tls.Config {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -221,33 +222,37 @@ func TestAnOpenListenerTakesCallersWithoutACertificateAndChecksThoseThatShowOne(
 	}
 }
 
-func TestKeysAreWrittenForTheOwnerOnlyAndTheAuthorityLoadsBack(t *testing.T) {
+func TestKeysAreWrittenForTheOwnerOnly(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	ca := newCA(t)
-	certFile, keyFile := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca.key")
-	if err := ca.Save(certFile, keyFile); err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Stat(keyFile)
+	files := newSide(t, newCA(t), RoleAgent, "n", IssueOptions{})
+	info, err := os.Stat(files.Key)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("key mode %v, %v", info.Mode(), err)
 	}
-	loaded, err := LoadCA(certFile, keyFile)
+}
+
+func TestHandshakesThatMeetOneChangeAllGetWhatTheFilesHold(t *testing.T) {
+	t.Parallel()
+	first, second := newCA(t), newCA(t)
+	files := newSide(t, first, RoleAgent, "n", IssueOptions{})
+	r, err := newReloader(files)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := mustTLS(t, ServerTLS, newSide(t, loaded, RoleAgent, "n", IssueOptions{}), RoleRouter)
-	client := mustTLS(t, ClientTLS, newSide(t, ca, RoleRouter, "r", IssueOptions{}), RoleAgent)
-	if _, s, c := handshake(t, server, client); s != nil || c != nil {
-		t.Errorf("a loaded authority's certificate is refused: %v, %v", s, c)
-	}
-	if err := newCA(t).Save(filepath.Join(dir, "other.pem"), keyFile); err != nil {
+	if err := os.WriteFile(files.CA, append(second.Cert(), '\n'), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadCA(certFile, keyFile); err == nil {
-		t.Error("an authority loaded with another's key")
+	want := x509.NewCertPool()
+	want.AppendCertsFromPEM(second.Cert())
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if _, roots := r.current(); !roots.Equal(want) {
+				t.Error("a handshake after the change got the authorities of before")
+			}
+		})
 	}
+	group.Wait()
 }
 
 func TestPeerOfRefusesNamesThatAreNotOurs(t *testing.T) {

@@ -3,7 +3,6 @@ package nodeagent
 import (
 	"fmt"
 	"net"
-	"net/netip"
 	"net/url"
 	"path"
 	"path/filepath"
@@ -184,7 +183,7 @@ func (l Listen) validate(v *configfile.Problems, tls TLS) {
 			v.Check(false, a.field, "is %q, want host:port", a.addr)
 			continue
 		}
-		v.Check(isLoopback(a.addr) || tls.set() || l.Insecure, a.field, "%q is not loopback: want tls.cert, tls.key and tls.ca, or listen.insecure: true", a.addr)
+		v.Check(identity.IsLoopback(a.addr) || tls.set() || l.Insecure, a.field, "%q is not loopback: want tls.cert, tls.key and tls.ca, or listen.insecure: true", a.addr)
 	}
 	if l.Socket != "" {
 		v.Check(filepath.IsAbs(l.Socket) && len(l.Socket) <= identity.MaxSocketPath, "listen.socket", "is %q, want an absolute path of at most %d bytes", l.Socket, identity.MaxSocketPath)
@@ -265,18 +264,4 @@ func (c Config) devices() []device.Device {
 		list = append(list, device.Device{ID: device.ID(d.ID), Product: d.Product})
 	}
 	return list
-}
-
-// isLoopback tells whether only this machine can reach an address. A name is
-// not, save localhost.
-func isLoopback(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return false
-	}
-	if host == "localhost" {
-		return true
-	}
-	ip, err := netip.ParseAddr(host)
-	return err == nil && ip.Unmap().IsLoopback()
 }

@@ -80,7 +80,7 @@ func (a *Agent) listenTCP(ctx context.Context, name, addr string, files identity
 	if err != nil {
 		return nil, fmt.Errorf("listen for %s: %w", name, err)
 	}
-	if isLoopback(addr) || !a.config.TLS.set() {
+	if identity.IsLoopback(addr) || !a.config.TLS.set() {
 		return listener, nil
 	}
 	config, err := secure(files)
