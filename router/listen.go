@@ -110,7 +110,7 @@ func (r *Router) serverTLS() (ingress, admin *tls.Config, err error) {
 			return nil, nil, fmt.Errorf("read ingress certificates: %w", err)
 		}
 	}
-	if r.cfg.TLS.set() && !identity.IsLoopback(r.cfg.Listen.Admin) {
+	if r.cfg.Listen.Admin != "" && r.cfg.TLS.set() && !identity.IsLoopback(r.cfg.Listen.Admin) {
 		files := r.cfg.TLS.files()
 		files.Failed = failed
 		if admin, err = identity.ServerTLS(files, identity.RoleRouter, identity.RoleClient); err != nil {
