@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -81,7 +82,7 @@ func TestAnAdminListenerUnderCertificatesIsAskedWithOnes(t *testing.T) {
 		}
 		return f
 	}
-	if err := ca.Save(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem")); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), ca.Cert(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	config, err := identity.ServerTLS(files(identity.RoleAgent), identity.RoleClient)
