@@ -13,14 +13,15 @@ import (
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 )
 
-// TestMain lets the test binary stand in for hearth in the scripts, and keeps a
-// 'hearth up' that runs on this machine out of the tests.
+// TestMain lets the test binary stand in for hearth in the scripts, and keeps
+// the agent, the router and the 'hearth up' of this machine out of the tests.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) != "hearth" {
 		for _, name := range []string{envAgent, envRouter} {
 			_ = os.Unsetenv(name)
 		}
 		_ = os.Setenv("XDG_RUNTIME_DIR", "/nonexistent")
+		_ = os.Setenv(envRuntime, "/nonexistent")
 	}
 	testscript.Main(m, map[string]func(){
 		"hearth": func() { os.Exit(int(Main(os.Args[1:], terminal.Std()))) },
@@ -35,8 +36,9 @@ func TestScriptsOfTheCommandLineHold(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
-			// No state of a running 'hearth up' of this user reaches a script.
+			// Nothing that runs on this machine reaches a script.
 			env.Setenv("XDG_RUNTIME_DIR", env.WorkDir)
+			env.Setenv(envRuntime, env.WorkDir)
 			env.Setenv("NO_COLOR", "1")
 			return nil
 		},

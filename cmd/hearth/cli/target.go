@@ -27,6 +27,10 @@ const (
 	envRouter = "HEARTH_ROUTER"
 )
 
+// envRuntime names the directory of the default sockets where it is not
+// identity.RuntimeDir.
+const envRuntime = "HEARTH_RUNTIME_DIR"
+
 // Environment variables for the flags --tls-cert, --tls-key and --tls-ca.
 const (
 	envCert = "HEARTH_TLS_CERT"
@@ -83,7 +87,7 @@ func (t *target) nodeFlag(command *cobra.Command) *cobra.Command {
 }
 
 func defaultSocket(what string) string {
-	return filepath.Join(identity.RuntimeDir, what+".sock")
+	return filepath.Join(cmp.Or(os.Getenv(envRuntime), identity.RuntimeDir), what+".sock")
 }
 
 // explicit gives the place that flags or the environment name, if they do.

@@ -48,6 +48,18 @@ func TestCommandsFindTheAgentsOfARunningUp(t *testing.T) {
 	}
 }
 
+func TestTheDefaultSocketsAreThoseOfTheRuntimeDirectory(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(envRuntime, dir)
+	if got, want := defaultSocket("agent"), filepath.Join(dir, "agent.sock"); got != want {
+		t.Errorf("agent's socket is %s, want %s", got, want)
+	}
+	t.Setenv(envRuntime, "")
+	if got, want := defaultSocket("router"), filepath.Join(identity.RuntimeDir, "router.sock"); got != want {
+		t.Errorf("router's socket is %s, want %s", got, want)
+	}
+}
+
 func TestAFileOfAHearthUpThatWasKilledIsNotBelieved(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	t.Setenv(envAgent, "")
