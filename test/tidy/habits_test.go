@@ -3,6 +3,7 @@ package tidy
 import (
 	"bytes"
 	"go/ast"
+	"go/token"
 	"slices"
 	"strings"
 	"testing"
@@ -25,6 +26,12 @@ func TestNoTestSleepsOrSkips(t *testing.T) {
 			}
 			t.Errorf("%s: a test sleeps; wait on what it waits for, or use testing/synctest", at(call))
 		})
+		bareWaits(s, func(call *ast.CallExpr) {
+			if slices.ContainsFunc(bubbles, func(b *ast.CallExpr) bool { return b.Pos() < call.Pos() && call.End() <= b.End() }) {
+				return
+			}
+			t.Errorf("%s: a test sleeps by waiting for a timer alone; wait on what it waits for, or use testing/synctest", at(call))
+		})
 		ast.Inspect(s.syntax, func(node ast.Node) bool {
 			call, ok := node.(*ast.CallExpr)
 			if !ok {
@@ -39,6 +46,36 @@ func TestNoTestSleepsOrSkips(t *testing.T) {
 				}
 			}
 			return true
+		})
+	}
+}
+
+// bareWaits finds receives from a timer that are no case of a select: sleeps
+// by another name. In a select the timer bounds the wait for something else.
+func bareWaits(s *source, found func(*ast.CallExpr)) {
+	cases := map[ast.Node]bool{}
+	ast.Inspect(s.syntax, func(node ast.Node) bool {
+		if c, ok := node.(*ast.CommClause); ok && c.Comm != nil {
+			ast.Inspect(c.Comm, func(n ast.Node) bool { cases[n] = true; return true })
+		}
+		return true
+	})
+	receives := map[ast.Node]bool{}
+	ast.Inspect(s.syntax, func(node ast.Node) bool {
+		if u, ok := node.(*ast.UnaryExpr); ok && u.Op == token.ARROW && !cases[u] {
+			from := u.X
+			if selector, ok := from.(*ast.SelectorExpr); ok && selector.Sel.Name == "C" {
+				from = selector.X // of a timer made on the spot
+			}
+			receives[from] = true
+		}
+		return true
+	})
+	for _, timer := range []string{"After", "Tick", "NewTimer", "NewTicker"} {
+		calls(s, "time", timer, func(call *ast.CallExpr) {
+			if receives[call] {
+				found(call)
+			}
 		})
 	}
 }
