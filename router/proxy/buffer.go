@@ -8,7 +8,7 @@ import (
 
 // Buffers come in a few sizes, so that a stream of small requests does not
 // keep big ones alive. Above the largest class a buffer is garbage after use.
-var bufferClasses = [...]int{4 << 10, 32 << 10, 512 << 10}
+var bufferClasses = [...]int{4 << 10, 32 << 10, 128 << 10, 512 << 10}
 
 var bufferPools [len(bufferClasses)]sync.Pool
 
@@ -48,43 +48,52 @@ var (
 	errNoRoom       = errors.New("too many bodies")
 )
 
+// firstBodyBytes is what a body gets before a byte of it has come.
+const firstBodyBytes = 4 << 10
+
 // readBody reads r to its end, at most limit bytes. declared is the length
-// the client announced, -1 if it announced none; each growth of such a body is
-// first asked of charge, in bytes, whose refusal is errNoRoom.
-func readBody(r io.Reader, declared int64, limit int, charge func(bytes int) bool) ([]byte, error) {
+// the client announced, -1 if it announced none. A length is a promise, not
+// memory: room grows with what has come, to at most twice that and 32 KiB, and
+// each growth is first asked of charge, in bytes, whose refusal is errNoRoom.
+func readBody(r io.Reader, declared int64, limit int, charge func(bytes int) bool) (_ []byte, err error) {
 	if declared > int64(limit) {
 		return nil, errBodyTooLarge
 	}
-	// A length is a promise, not memory: a liar gets at most 1 MiB ahead of
-	// what it has sent.
-	b := getBuffer(int(min(max(declared+1, 4<<10), 1<<20)))
-	if declared < 0 && !charge(cap(b)) {
-		putBuffer(b)
-		return nil, errNoRoom
+	most := limit + 1 // one more byte tells that it is too long
+	if declared >= 0 {
+		most = int(declared)
 	}
-	for {
-		if len(b) == cap(b) {
-			size := min(max(2*cap(b), 32<<10), limit+1)
-			if declared < 0 && !charge(size-cap(b)) {
-				putBuffer(b)
+	var b []byte
+	defer func() {
+		if err != nil && b != nil {
+			putBuffer(b)
+		}
+	}()
+	for room := 0; ; {
+		if len(b) == room {
+			grown := min(firstBodyBytes, most)
+			if room > 0 {
+				grown = min(max(2*room, 32<<10), most)
+			}
+			if !charge(min(grown, limit) - room) {
 				return nil, errNoRoom
 			}
-			grown := getBuffer(size)
-			grown = append(grown, b...)
-			putBuffer(b)
-			b = grown
+			room = grown
+			if room > cap(b) {
+				larger := append(getBuffer(room), b...)
+				putBuffer(b)
+				b = larger
+			}
 		}
-		n, err := r.Read(b[len(b):cap(b)])
+		n, err := r.Read(b[len(b):room])
 		b = b[:len(b)+n]
 		if len(b) > limit {
-			putBuffer(b)
 			return nil, errBodyTooLarge
 		}
-		if err == io.EOF || err == nil && declared >= 0 && int64(len(b)) == declared {
+		if err == io.EOF || err == nil && int64(len(b)) == declared {
 			return b, nil
 		}
 		if err != nil {
-			putBuffer(b)
 			return nil, err
 		}
 	}

@@ -98,8 +98,9 @@ func (r *fakeReservation) Done(o Outcome) {
 // rig is a proxy on a real socket in front of engines on real sockets.
 type rig struct {
 	*fakeBalancer
-	url  string
-	done chan Exchange
+	url   string
+	proxy *Proxy
+	done  chan Exchange
 }
 
 func newRig(t *testing.T, options Options, engines ...http.HandlerFunc) *rig {
@@ -120,7 +121,8 @@ func newRig(t *testing.T, options Options, engines ...http.HandlerFunc) *rig {
 		t.Cleanup(transport.CloseIdleConnections)
 		options.Transport = transport
 	}
-	s := httptest.NewServer(New(options))
+	r.proxy = New(options)
+	s := httptest.NewServer(r.proxy)
 	t.Cleanup(s.Close)
 	r.url = s.URL
 	return r

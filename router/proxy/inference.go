@@ -76,6 +76,7 @@ func (p *Proxy) inference(w http.ResponseWriter, r *http.Request, rt route) {
 			p.abandoned(w, r, c)
 			return
 		}
+		p.drop(c) // what lingers holds nothing
 		p.refuse(w, r, c.Exchange, refusal)
 		return
 	}
@@ -137,10 +138,6 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 				"Content-Encoding is not supported: send the body as it is.")
 		}
 	}
-	weight := max(r.ContentLength, 0)
-	if weight <= int64(p.options.MaxBodyBytes) && !p.charge(c.plan, weight) {
-		return noRoom()
-	}
 	// A body that trickles may not hold its buffer for ever. Answers have no such bound.
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(p.options.BodyTimeout))
@@ -165,17 +162,23 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 	return nil
 }
 
-// charge counts n more bytes of a plan's body against MaxBufferedBytes; drop
-// takes them back, also those that were refused.
+// charge counts n more bytes of a plan's body against MaxBufferedBytes, until
+// drop takes them back; false, and none counted, where there is no room.
 func (p *Proxy) charge(pl *plan, n int64) bool {
+	if p.buffered.Add(n) > p.options.MaxBufferedBytes {
+		p.buffered.Add(-n)
+		return false
+	}
 	pl.weight += n
-	return p.buffered.Add(n) <= p.options.MaxBufferedBytes
+	return true
 }
+
+const reasonBodyMemory = "body-memory"
 
 func noRoom() *Refusal {
 	return &Refusal{
 		Status: http.StatusServiceUnavailable, Message: "The router holds too many request bodies now.",
-		Type: "server_error", Code: "overloaded", Reason: "body-memory", RetryAfter: 1,
+		Type: "server_error", Code: "overloaded", Reason: reasonBodyMemory, RetryAfter: 1,
 	}
 }
 
@@ -215,6 +218,7 @@ func (p *Proxy) storedResponse(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if refusal := p.takeBody(w, r, c); refusal != nil {
+		p.drop(c)
 		p.refuse(w, r, c.Exchange, refusal)
 		return
 	}

@@ -27,8 +27,8 @@ type Options struct {
 	Transport *wire.Transport // to the engines; nil means one with its defaults
 	// MaxBodyBytes is the longest request body; a longer one gets 413. 0 = DefaultMaxBodyBytes.
 	MaxBodyBytes int
-	// MaxBufferedBytes bounds all request bodies held at one time; a request
-	// past it gets 503 with Retry-After. 0 = DefaultMaxBufferedBytes.
+	// MaxBufferedBytes bounds all request bodies held at one time, counted as
+	// they arrive; a request past it gets 503 with Retry-After. 0 = DefaultMaxBufferedBytes.
 	MaxBufferedBytes int64
 	// BodyTimeout bounds the time a request body takes to arrive, 0 = DefaultBodyTimeout.
 	BodyTimeout time.Duration
@@ -141,13 +141,14 @@ func (p *Proxy) begin(w http.ResponseWriter, r *http.Request, path string) *Exch
 
 // refuse answers with the router's own error and ends the exchange.
 func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, x *Exchange, e *Refusal) {
-	if r.ProtoMajor == 1 && (e.Status == http.StatusRequestEntityTooLarge || e.Status == http.StatusRequestTimeout) {
+	early := e.Status == http.StatusRequestEntityTooLarge || e.Reason == reasonBodyMemory
+	if r.ProtoMajor == 1 && (early || e.Status == http.StatusRequestTimeout) {
 		w.Header()["Connection"] = []string{"close"} // the rest of the body is not read
 	}
 	WriteRefusal(w, e)
 	x.Outcome, x.Status, x.Reason = "refused", e.Status, e.Reason
 	p.finish(x)
-	if e.Status == http.StatusRequestEntityTooLarge {
+	if early {
 		linger(w, r)
 	}
 }

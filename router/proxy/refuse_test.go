@@ -101,6 +101,87 @@ func TestBodiesPastTheSharedBoundWaitOutsideHoweverTheyAreSent(t *testing.T) {
 	}
 }
 
+func TestBodiesThatAreAnnouncedAndDoNotComeKeepNobodyOut(t *testing.T) {
+	t.Parallel()
+	const claims, room = 64, 1 << 20
+	r := newRig(t, Options{MaxBufferedBytes: room}, echo)
+	for range claims {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		_, _ = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n{", room)
+	}
+	wantRoom(t, r, claims*firstBodyBytes)
+	body := `{"model":"m","prompt":"` + strings.Repeat("x", 600<<10) + `"}`
+	if resp, got := r.post(t, "/v1/completions", body); resp.StatusCode != 200 || len(got) < 600<<10 {
+		t.Errorf("a body that comes gave %d and %d bytes", resp.StatusCode, len(got))
+	}
+	wantRoom(t, r, claims*firstBodyBytes)
+}
+
+// wantRoom waits until the bodies held come to the given bytes: a handler may
+// end after its client has the answer.
+func wantRoom(t *testing.T, r *rig, held int64) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	end := time.NewTimer(time.Minute)
+	defer end.Stop()
+	for r.proxy.buffered.Load() != held {
+		select {
+		case <-tick.C:
+		case <-end.C:
+			t.Fatalf("%d bytes are charged, want %d", r.proxy.buffered.Load(), held)
+		}
+	}
+}
+
+func TestReadBodyChargesAtMostTwiceWhatHasCome(t *testing.T) {
+	t.Parallel()
+	const size = 3 << 20
+	for _, declared := range []int64{-1, size} {
+		charged, came := 0, 0
+		source := readerFunc(func(p []byte) (int, error) {
+			if most := max(firstBodyBytes, 32<<10, 2*came); charged > most {
+				t.Fatalf("declared %d: %d bytes are charged for %d", declared, charged, came)
+			}
+			n := min(len(p), size-came, 1000)
+			came += n
+			if n == 0 {
+				return 0, io.EOF
+			}
+			return n, nil
+		})
+		b, err := readBody(source, declared, 4<<20, func(n int) bool { charged += n; return true })
+		if err != nil || len(b) != size {
+			t.Fatalf("declared %d: %d bytes, %v", declared, len(b), err)
+		}
+	}
+}
+
+func TestABodyAsLongAsTheSharedBoundFits(t *testing.T) {
+	t.Parallel()
+	const limit = 100 << 10
+	r := newRig(t, Options{MaxBodyBytes: limit, MaxBufferedBytes: limit}, echo)
+	body := chat + strings.Repeat(" ", limit-len(chat))
+	for _, reader := range []io.Reader{strings.NewReader(body), io.MultiReader(strings.NewReader(body))} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.url+"/v1/completions", reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp, got := do(t, req); resp.StatusCode != 200 {
+			t.Errorf("got %d %.200s", resp.StatusCode, got)
+		}
+		wantRoom(t, r, 0)
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
 func TestAClientThatAskedForUsageKeepsTheLastOneOfAContinuousPool(t *testing.T) {
 	t.Parallel()
 	const last = `data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}` + "\n\n"
