@@ -41,7 +41,7 @@ func Main(args []string, streams terminal.Streams) terminal.Code {
 
 // Run runs one command line and reports its error on streams.Err.
 func Run(ctx context.Context, args []string, streams terminal.Streams) terminal.Code {
-	a := &app{Streams: streams}
+	a := &app{Streams: streams, target: target{notes: streams.Err}}
 	root := a.root()
 	started := false
 	markStart(root, &started)

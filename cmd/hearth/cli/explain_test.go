@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/cmd/hearth/upstate"
@@ -122,7 +123,7 @@ func TestExplainRefusesWhatItCannotAsk(t *testing.T) {
 
 func TestStatusShowsTheRouterBesideTheNodes(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
-	if err := upstate.Write(upstate.State{RouterAdmin: startRouter(t, "demo"), Agents: []upstate.Agent{{Node: "node-1", Admin: fakeAgent(t)}}}); err != nil {
+	if err := upstate.Write(upstate.State{PID: os.Getpid(), RouterAdmin: startRouter(t, "demo"), Agents: []upstate.Agent{{Node: "node-1", Admin: fakeAgent(t)}}}); err != nil {
 		t.Fatal(err)
 	}
 	out, complaint, code := hearth(t, "status")
@@ -141,5 +142,16 @@ func TestStatusShowsTheRouterBesideTheNodes(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(out), &said); err != nil || len(said.Nodes) != 1 || said.Router["name"] != "router-1" {
 		t.Errorf("status --json: %v: %s", err, out)
+	}
+	out, complaint, _ = hearth(t, "status", "--addr", fakeAgent(t))
+	if strings.Contains(out, "router-1") || !strings.Contains(complaint, "--addr names the agent, so the running 'hearth up' is not shown") {
+		t.Errorf("status of a named agent beside a 'hearth up':\n%s%s", out, complaint)
+	}
+	if err := upstate.Write(upstate.State{PID: os.Getppid(), StartedAt: time.Now(), Router: "http://newest", RouterAdmin: startRouter(t, "other")}); err != nil {
+		t.Fatal(err)
+	}
+	out, complaint, _ = hearth(t, "status")
+	if !strings.Contains(out, "other-v1") || strings.Contains(out, "demo-v1") || strings.Count(complaint, "2 'hearth up' are running") != 1 {
+		t.Errorf("status beside two 'hearth up':\n%s%s", out, complaint)
 	}
 }

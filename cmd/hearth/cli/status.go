@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/cmd/hearth/upstate"
 	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
@@ -75,13 +76,17 @@ func (a *app) status() *cobra.Command {
 		Short: "Show nodes, endpoints and what is warm",
 		Long: `Status asks the agents and the router that can be found: this machine's, or those
 of a running 'hearth up'. --addr, --socket and $HEARTH_AGENT name an agent,
-$HEARTH_ROUTER names a router. Where only one of the two runs here, it is shown alone.`,
+$HEARTH_ROUTER names a router. Where only one of the two is named or runs here, it
+is shown alone, and not beside what a 'hearth up' runs.`,
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var said statusAnswer
 			var failure, none error
+			router := &target{notes: a.Err}
+			a.oneWorld(command.Context(), router)
 			said.Nodes, failure, none = a.readNodes(command.Context())
-			if place, err := (&target{}).router(command.Context()); err == nil {
+			router.up = a.up
+			if place, err := router.router(command.Context()); err == nil {
 				state, err := onRouter(command.Context(), place, readRouter)
 				if err == nil {
 					said.Router = &state
@@ -101,6 +106,22 @@ $HEARTH_ROUTER names a router. Where only one of the two runs here, it is shown 
 		},
 	}
 	return a.jsonFlag(a.nodeFlag(a.addrFlags(command, "agent", envAgent)))
+}
+
+// oneWorld keeps a running 'hearth up' out of the status where either side is
+// named or runs here: agents of one fabric beside the router of another mislead.
+func (a *app) oneWorld(ctx context.Context, router *target) {
+	why, named := a.here("agent", envAgent)
+	if !named {
+		why, named = router.here("router", envRouter)
+	}
+	if !named {
+		return
+	}
+	if states, err := upstate.Read(); err == nil && slices.ContainsFunc(states, func(s upstate.State) bool { return answersAnywhere(ctx, s) }) {
+		fmt.Fprintf(a.Err, "%s, so the running 'hearth up' is not shown\n", why)
+	}
+	a.noUp, router.noUp = true, true
 }
 
 // section is one table of the status.

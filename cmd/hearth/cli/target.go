@@ -6,10 +6,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -44,6 +46,9 @@ type target struct {
 	socket string
 	node   string
 	tls    identity.Files
+	notes  io.Writer // for a person: which of several was taken
+	noUp   bool      // whether a running 'hearth up' is left alone
+	up     *upstate.State
 }
 
 // place is one address to speak to: a unix socket's path or an http base URL.
@@ -143,7 +148,7 @@ func (t *target) agents(ctx context.Context, changing bool) ([]place, error) {
 	if _, err := os.Stat(socket); err == nil {
 		return []place{{socket: socket, origin: "default"}}, nil
 	}
-	state, err := readUp(ctx)
+	state, err := t.readUp(ctx)
 	if err != nil {
 		return nil, t.nothing("agent", envAgent, err)
 	}
@@ -192,7 +197,7 @@ func (t *target) router(ctx context.Context) (place, error) {
 	if _, err := os.Stat(socket); err == nil {
 		return place{socket: socket, origin: "default"}, nil
 	}
-	state, err := readUp(ctx)
+	state, err := t.readUp(ctx)
 	if err != nil {
 		return place{}, t.nothing("router", envRouter, err)
 	}
@@ -202,16 +207,35 @@ func (t *target) router(ctx context.Context) (place, error) {
 // errStale says that a `hearth up` left its file behind.
 var errStale = errors.New("a 'hearth up' ended without cleaning up")
 
-// readUp gives the running 'hearth up'. One that was killed leaves its file:
-// where nobody answers at any of its addresses it is errStale.
-func readUp(ctx context.Context) (*upstate.State, error) {
-	state, err := upstate.Read()
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	if state == nil {
+// readUp gives the running 'hearth up', the newest of several. One that was
+// killed may leave its file, and its process id to another process: where
+// nobody answers at any of its addresses it is errStale.
+func (t *target) readUp(ctx context.Context) (*upstate.State, error) {
+	if t.noUp {
 		return nil, os.ErrNotExist
 	}
+	if t.up != nil {
+		return t.up, nil
+	}
+	states, err := upstate.Read()
+	if err != nil {
+		return nil, err
+	}
+	stale := states[0].PID
+	states = slices.DeleteFunc(states, func(s upstate.State) bool { return !answersAnywhere(ctx, s) })
+	if len(states) == 0 {
+		return nil, fmt.Errorf("%w: nothing answers at the addresses in %s", errStale, upstate.Path(stale))
+	}
+	t.up = &states[0]
+	if len(states) > 1 && t.notes != nil {
+		fmt.Fprintf(t.notes, "%d 'hearth up' are running; this is about the newest, process %d with its router at %s\n", len(states), t.up.PID, t.up.Router)
+	}
+	return t.up, nil
+}
+
+// answersAnywhere reports whether something listens at an address of a
+// 'hearth up', or may do so: its silence is for the caller to explain.
+func answersAnywhere(ctx context.Context, state upstate.State) bool {
 	addresses := []string{state.RouterAdmin}
 	for _, agent := range state.Agents {
 		addresses = append(addresses, agent.Admin)
@@ -227,10 +251,20 @@ func readUp(ctx context.Context) (*upstate.State, error) {
 			_ = conn.Close()
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) {
-			return state, nil // it answers, or its silence is for the caller to explain
+			return true
 		}
 	}
-	return nil, fmt.Errorf("%w: nothing answers at the addresses in %s", errStale, upstate.Path())
+	return false
+}
+
+// here reports whether flags, the environment or the default socket say which
+// agent or router is meant, and how they do.
+func (t *target) here(what, env string) (string, bool) {
+	if p, named, _ := t.explicit(env); named {
+		return cmp.Or(p.origin, "$"+env) + " names the " + what, true
+	}
+	_, err := os.Stat(defaultSocket(what))
+	return "the " + what + " of this machine runs", err == nil
 }
 
 func (t *target) nothing(what, env string, cause error) error {

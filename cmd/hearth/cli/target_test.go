@@ -23,7 +23,7 @@ func TestCommandsFindTheAgentsOfARunningUp(t *testing.T) {
 	if _, complaint, code := hearth(t, "status"); code != terminal.ExitUnreachable || !strings.Contains(complaint, "start 'hearth up'") {
 		t.Errorf("nothing running: status %d: %s", code, complaint)
 	}
-	if err := upstate.Write(upstate.State{Agents: []upstate.Agent{
+	if err := upstate.Write(upstate.State{PID: os.Getpid(), Agents: []upstate.Agent{
 		{Node: "node-1", Admin: fakeAgent(t), Socket: "/nowhere/1.sock"},
 		{Node: "node-2", Admin: fakeAgent(t), Socket: "/nowhere/2.sock"},
 	}}); err != nil {
@@ -66,12 +66,12 @@ func TestAFileOfAHearthUpThatWasKilledIsNotBelieved(t *testing.T) {
 	t.Setenv(envRouter, "")
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	if err := upstate.Write(upstate.State{RouterAdmin: gone.URL, Agents: []upstate.Agent{{Node: "node-1", Admin: gone.URL, Socket: "/nowhere.sock"}}}); err != nil {
+	if err := upstate.Write(upstate.State{PID: os.Getpid(), RouterAdmin: gone.URL, Agents: []upstate.Agent{{Node: "node-1", Admin: gone.URL, Socket: "/nowhere.sock"}}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"status"}, {"nodes"}, {"explain", "hi"}, {"inject", "xid", "79", "--device", "gpu-0"}} {
 		_, complaint, code := hearth(t, args...)
-		if code != terminal.ExitUnreachable || !strings.Contains(complaint, "ended without cleaning up") || !strings.Contains(complaint, upstate.Path()) {
+		if code != terminal.ExitUnreachable || !strings.Contains(complaint, "ended without cleaning up") || !strings.Contains(complaint, upstate.Path(os.Getpid())) {
 			t.Errorf("%v: status %d: %s", args, code, complaint)
 		}
 	}

@@ -33,19 +33,12 @@ func stay(ctx context.Context, out, errOut io.Writer, options fabric.Options) (e
 	if err := upstate.Write(f.State()); err != nil {
 		return err
 	}
-	defer forget(f)
+	defer func() { _ = upstate.Remove(os.Getpid()) }() // readers remove what is left behind
 	fmt.Fprint(out, welcome(f, options))
 	if err := f.Watch(ctx); !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return nil
-}
-
-// forget removes the state file unless another `hearth up` has replaced it.
-func forget(f *fabric.Fabric) {
-	if s, err := upstate.Read(); err == nil && s.Router == f.Router.URL {
-		_ = upstate.Remove() // a stale file is replaced by the next one
-	}
 }
 
 // start runs agents, pulls, engines and the router, in this order, with the

@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -226,7 +227,7 @@ func (f *Fabric) WriteTails(w io.Writer, n int) {
 
 // State is what other commands need to find the fabric.
 func (f *Fabric) State() upstate.State {
-	s := upstate.State{Router: f.Router.URL, RouterAdmin: f.Router.Admin}
+	s := upstate.State{PID: os.Getpid(), StartedAt: time.Now(), Router: f.Router.URL, RouterAdmin: f.Router.Admin}
 	for _, n := range f.Nodes {
 		s.Agents = append(s.Agents, upstate.Agent{Node: n.Name, Socket: n.Socket, Admin: n.Admin})
 	}
