@@ -109,5 +109,8 @@ func (r *Router) Explain(body []byte) (admin.Explanation, error) {
 	if err := proxy.Inspect(body, &req); err != nil {
 		return admin.Explanation{}, fmt.Errorf("read request: %w", err)
 	}
+	if models := r.pools.Models(); req.Model == "" && len(models) == 1 {
+		req.Model = models[0].Name // as the ingress takes it
+	}
 	return r.pools.Explain(&req), nil
 }

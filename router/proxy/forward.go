@@ -146,7 +146,7 @@ func (p *Proxy) send(r *http.Request, c *call, t *Target) (*wire.Response, error
 	if pl := c.plan; pl.body != nil {
 		var list []edit
 		if pl.json {
-			list, c.strip, c.cut = pl.facts.edits(pl.body.b, t.ServedModel, c.route.stream, t.ContinuousUsage)
+			list, c.strip, c.cut = pl.facts.edits(pl.body.b, t.ServedModel, !c.route.anyMethod, c.route.stream, t.ContinuousUsage)
 		}
 		pl.pieces = splice(pl.pieces[:0], pl.body.b, list)
 		out.Body, out.Keeper = pl.pieces, pl.body

@@ -128,7 +128,7 @@ type route struct {
 	stream    bool   // include_usage may be spliced in
 	metered   bool   // tokens are counted, estimated where the engine is silent
 	responses bool   // response ids map to endpoints
-	anyMethod bool   // unknown path: passed through
+	anyMethod bool   // unknown path: passed through, given no model it did not name
 }
 
 // begin starts an exchange: id, time, consumer.

@@ -210,3 +210,28 @@ func TestAClientThatAskedForUsageKeepsTheLastOneOfAContinuousPool(t *testing.T) 
 		t.Error("the exchange did not end")
 	}
 }
+
+func TestABodyWithoutAModelGetsTheOnlyOneAndKeepsItsOtherBytes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{}, echo)
+	for body, want := range map[string]string{
+		`{}`:      `{"model":"served"}`,
+		" { \n} ": ` {"model":"served"` + " \n} ",
+		`{"prompt":"h\u00e9", "seed":1.50}` + "\n": `{"model":"served","prompt":"h\u00e9", "seed":1.50}` + "\n",
+		`{"prompt":"x","stream":true}`:             `{"model":"served",` + askUsage + `"prompt":"x","stream":true}`,
+		`{"prompt":"x","model":""}`:                `{"prompt":"x","model":"served"}`,
+	} {
+		if resp, got := r.post(t, "/v1/completions", body); resp.StatusCode != 200 || got != want {
+			t.Errorf("%q went on as %q with %d, want %q", body, got, resp.StatusCode, want)
+		}
+		if x := <-r.done; x.Model != "m" {
+			t.Errorf("exchange %+v", x)
+		}
+	}
+	r.models = []string{"m", "n"}
+	resp, got := r.post(t, "/v1/completions", `{"prompt":"x"}`)
+	wantError(t, resp, got, 400, "missing_model")
+	if !strings.Contains(got, `"param":"model"`) {
+		t.Errorf("the error does not name the parameter: %s", got)
+	}
+}

@@ -60,7 +60,7 @@ func apply(t *testing.T, body string, served string, continuous bool) (string, b
 	if err := scan([]byte(body), &f); err != nil {
 		t.Fatalf("scan(%s): %v", body, err)
 	}
-	list, strip, cut := f.edits([]byte(body), served, true, continuous)
+	list, strip, cut := f.edits([]byte(body), served, false, true, continuous)
 	got := bytes.Join(splice(nil, []byte(body), list), nil)
 	if !json.Valid(got) {
 		t.Fatalf("splices made %s", got)
@@ -165,7 +165,7 @@ func FuzzScan(f *testing.F) {
 		var w walker
 		w.run(body, &got)
 		needs(body, &got, w.images)
-		list, _, _ := got.edits(body, "served", true, true)
+		list, _, _ := got.edits(body, "served", true, true, true)
 		spliced := bytes.Join(splice(nil, body, list), nil)
 		if !json.Valid(spliced) {
 			t.Fatalf("splices made %q of %q", spliced, body)
@@ -174,7 +174,7 @@ func FuzzScan(f *testing.F) {
 		if err := scan(spliced, &again); err != nil {
 			t.Fatalf("spliced body: %v", err)
 		}
-		if got.model.present() && text(spliced, again.model) != "served" {
+		if text(spliced, again.model) != "served" {
 			t.Fatalf("model became %q", text(spliced, again.model))
 		}
 	})

@@ -18,12 +18,23 @@ func byOffset(a, b edit) int { return a.off - b.off }
 // askUsage is the splice that most streams need.
 const askUsage = `"stream_options":{"include_usage":true},`
 
-// edits makes the splices a target needs: its served model name, and the usage
-// a stream must report. stripUsage says the usage chunk is ours and must not
+// edits makes the splices a target needs: its served model name, added where
+// addModel says that a body without one needs it, and the usage a stream must
+// report. stripUsage says the usage chunk is ours and must not
 // reach the client; cutUsage the same for usage members of other chunks.
-func (f *facts) edits(body []byte, servedModel string, meterStream, continuous bool) (list []edit, stripUsage, cutUsage bool) {
-	if f.model.present() && servedModel != "" && !equalText(body, f.model, servedModel) {
-		list = append(list, edit{f.model.off, f.model.end, quote(servedModel)})
+func (f *facts) edits(body []byte, servedModel string, addModel, meterStream, continuous bool) (list []edit, stripUsage, cutUsage bool) {
+	switch {
+	case servedModel == "":
+	case f.model.present():
+		if !equalText(body, f.model, servedModel) {
+			list = append(list, edit{f.model.off, f.model.end, quote(servedModel)})
+		}
+	case addModel:
+		member := `"model":` + quote(servedModel)
+		if body[skipSpace(body, f.open)] != '}' {
+			member += ","
+		}
+		list = append(list, edit{f.open, f.open, member})
 	}
 	if !f.stream || !meterStream {
 		return list, false, false
@@ -34,7 +45,7 @@ func (f *facts) edits(body []byte, servedModel string, meterStream, continuous b
 	}
 	if !continuous && !f.streamOptions.present() {
 		list = append(list, edit{f.open, f.open, askUsage})
-		slices.SortFunc(list, byOffset)
+		slices.SortStableFunc(list, byOffset)
 		return list, true, false
 	}
 	members := ""
@@ -67,7 +78,7 @@ func (f *facts) edits(body []byte, servedModel string, meterStream, continuous b
 	default:
 		list = append(list, edit{f.open, f.open, `"stream_options":{` + members + "},"})
 	}
-	slices.SortFunc(list, byOffset)
+	slices.SortStableFunc(list, byOffset)
 	return list, addUsage, addContinuous
 }
 
