@@ -47,7 +47,7 @@ func (r *Router) adminHandler() http.Handler {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	return mux
+	return admin.Routes(mux)
 }
 
 // readyz is 200 while new requests are welcome: listeners open, not draining,

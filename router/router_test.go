@@ -292,3 +292,21 @@ func TestTheModelListShowsTheLongestContextThatATargetDeclares(t *testing.T) {
 		}
 	}
 }
+
+func TestTheAdminListenerAnswersUnknownRoutesInTheApisForm(t *testing.T) {
+	t.Parallel()
+	r, _ := start(t, config(t, "http://127.0.0.1:1"), Options{})
+	at := "http://" + r.Status().Listeners["admin"]
+	for _, c := range []struct {
+		method, path string
+		code         int
+	}{
+		{"GET", "/", 404}, {"GET", "/nope", 404}, {"GET", "/v1/nope", 404}, {"POST", "/v1/status", 405}, {"GET", "/v1/explain", 405}, {"PUT", "/metrics", 405},
+	} {
+		code, got := request(t, c.method, at+c.path, "")
+		var failed struct{ Error struct{ Message string } }
+		if err := json.Unmarshal([]byte(got), &failed); err != nil || code != c.code || failed.Error.Message == "" {
+			t.Errorf("%s %s gave %d %s", c.method, c.path, code, got)
+		}
+	}
+}

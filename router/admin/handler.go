@@ -31,8 +31,38 @@ func Handler(b Answers) http.Handler {
 		answer(w, map[string][]Model{"models": b.Models()})
 	})
 	mux.HandleFunc("POST /v1/explain", Explain(b))
-	return mux
+	return Routes(mux)
 }
+
+// Routes serves mux, and answers what it has no route for in the API's form of
+// an error: 404, or 405 with Allow.
+func Routes(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		own := unrouted{header: http.Header{}}
+		h.ServeHTTP(&own, r)
+		err := fmt.Errorf("no such route: %s %.200s", r.Method, r.URL.Path)
+		if allow := own.header.Get("Allow"); allow != "" {
+			w.Header().Set("Allow", allow)
+			err = fmt.Errorf("method %s is not allowed here, use %s", r.Method, allow)
+		}
+		refuse(w, own.status, err)
+	})
+}
+
+// unrouted takes a mux's own answer, of which the text is left out.
+type unrouted struct {
+	header http.Header
+	status int
+}
+
+func (u *unrouted) Header() http.Header         { return u.header }
+func (u *unrouted) WriteHeader(status int)      { u.status = status }
+func (u *unrouted) Write(p []byte) (int, error) { return len(p), nil }
 
 // Explain is the handler of POST /v1/explain, also served as /debug/decide.
 func Explain(b Answers) http.HandlerFunc {
