@@ -20,10 +20,10 @@ func TestCrashableFileSystemPassesTheSuite(t *testing.T) {
 	t.Parallel()
 	durabletest.Suite(t, func(t *testing.T) (durable.FS, string) {
 		fsys := durabletest.New()
-		if err := fsys.MkdirAll("/work/dir", 0o755); err != nil {
+		if err := fsys.MkdirAll("/var/dir", 0o755); err != nil {
 			t.Fatal(err)
 		}
-		return fsys, "/work/dir"
+		return fsys, "/var/dir"
 	})
 }
 

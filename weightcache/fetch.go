@@ -12,9 +12,16 @@ import (
 	"github.com/hearth-dev/hearth/weightcache/source"
 )
 
-var errStalled = errors.New("no byte came within the stall timeout")
+var (
+	errStalled  = errors.New("no byte came within the stall timeout")
+	errTrickles = errors.New("the source sends too slowly")
+)
 
 const (
+	// minSourceRate is the least rate of one GET, in bytes per second of
+	// waiting for the source, over a stall timeout of it. What the Limiter or
+	// the drive takes is not the source's time.
+	minSourceRate = 1 << 10
 	// readAtLeast is how much a stream gathers before it writes.
 	readAtLeast = 64 << 10
 	// maxRetryAfter bounds how long a source may ask us to wait.
@@ -65,15 +72,17 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // fetch brings the rest of one claimed segment, trying again from the last
-// byte received. Tries are counted afresh after every byte of progress.
-func (w *worker) fetch(ctx context.Context, l *landing, segment int, f artifact.File) error {
-	p := w.p
+// byte received. Tries are counted afresh after progress: any byte, but of a
+// source that trickles or falls silent what minSourceRate wants of a stall
+// timeout.
+func (st *streams) fetch(ctx context.Context, l *landing, segment int, f artifact.File) error {
+	p := st.p
 	for try := 1; ; try++ {
 		at := l.at(segment)
 		if at == l.length(segment) {
 			return nil
 		}
-		err := w.stream(ctx, l, segment, f, at)
+		err := st.stream(ctx, l, segment, f, at)
 		if err == nil {
 			return nil
 		}
@@ -89,7 +98,11 @@ func (w *worker) fetch(ctx context.Context, l *landing, segment int, f artifact.
 			}
 			return fmt.Errorf("fetch file %s: %w", f.Path, err)
 		}
-		if l.at(segment) > at {
+		least := int64(1)
+		if errors.Is(err, errTrickles) || errors.Is(err, errStalled) {
+			least = max(least, int64(minSourceRate*p.stall.Seconds()))
+		}
+		if l.at(segment)-at >= least {
 			try = 1
 		}
 		if try >= p.attempts {
@@ -110,11 +123,11 @@ func (l *landing) at(segment int) int64 {
 }
 
 // stream makes one ranged GET and lands what it yields.
-func (w *worker) stream(ctx context.Context, l *landing, segment int, f artifact.File, at int64) error {
+func (st *streams) stream(ctx context.Context, l *landing, segment int, f artifact.File, at int64) error {
 	n := l.length(segment) - at
 	off := int64(segment)*l.segment + at
-	return w.p.receive(ctx, w.src, w.pl.m.Listing(), f, off, n, func(piece []byte) error {
-		w.counter.Add(int64(len(piece)))
+	return st.p.receive(ctx, st.src, st.pl.m.Listing(), f, off, n, func(piece []byte) error {
+		st.counter.Add(int64(len(piece)))
 		if err := l.write(segment, piece); err != nil {
 			return fmt.Errorf("%w: %w", errWrite, err)
 		}
@@ -122,15 +135,43 @@ func (w *worker) stream(ctx context.Context, l *landing, segment int, f artifact
 	})
 }
 
-// receive reads bytes [off, off+n) of a file under limiter and stall timeout
-// and hands them on in pieces that stay valid during the call only.
+// pace judges one body by what came during a stall timeout of waiting for it.
+type pace struct {
+	stall  time.Duration
+	waited time.Duration
+	bytes  int64
+}
+
+// add counts a read of n bytes that took so long; an error wraps errTrickles.
+func (c *pace) add(n int, took time.Duration) error {
+	c.waited += took
+	c.bytes += int64(n)
+	if c.waited < c.stall {
+		return nil
+	}
+	waited, bytes := c.waited, c.bytes
+	c.waited, c.bytes = 0, 0
+	if float64(bytes) < minSourceRate*waited.Seconds() {
+		return fmt.Errorf("%w: %d bytes in %s, want %d a second", errTrickles, bytes, waited.Round(time.Millisecond), minSourceRate)
+	}
+	return nil
+}
+
+// receive reads bytes [off, off+n) of a file under limiter, stall timeout and
+// minSourceRate and hands them on in pieces that stay valid during the call
+// only.
 func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifact.Listing, f artifact.File, off, n int64, take func(piece []byte) error) (err error) {
+	whole := ctx // ends with the pull, perhaps for the stall of another stream
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watchdog := time.AfterFunc(p.stall, func() { cancel(errStalled) })
 	defer watchdog.Stop()
 	defer func() {
-		if err != nil && errors.Is(context.Cause(ctx), errStalled) {
+		switch {
+		case whole.Err() != nil:
+		case errors.Is(err, errTrickles):
+			p.stats.stalls.Add(1)
+		case err != nil && errors.Is(context.Cause(ctx), errStalled):
 			p.stats.stalls.Add(1)
 			err = fmt.Errorf("%w (%s)", errStalled, p.stall)
 		}
@@ -149,6 +190,7 @@ func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifa
 	}()
 	piece := pieces.Get().(*[pieceSize]byte)
 	defer pieces.Put(piece)
+	pace := pace{stall: p.stall}
 	for n > 0 {
 		want := piece[:min(n, pieceSize)]
 		got := 0
@@ -156,8 +198,12 @@ func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifa
 		for got < len(want) && got < readAtLeast && readErr == nil {
 			watchdog.Reset(p.stall)
 			var k int
+			began := time.Now()
 			k, readErr = body.Read(want[got:])
 			got += k
+			if slow := pace.add(k, time.Since(began)); readErr == nil {
+				readErr = slow
+			}
 		}
 		watchdog.Stop()
 		if ctx.Err() != nil {

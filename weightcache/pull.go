@@ -291,9 +291,9 @@ func (p *Puller) fetchAll(ctx context.Context, pl *pull, src source.Source, room
 	}
 	p.mu.Unlock()
 	group, ctx := errgroup.WithContext(ctx)
-	w := &worker{p: p, pl: pl, src: src, room: room, counter: counter}
+	st := &streams{p: p, pl: pl, src: src, room: room, counter: counter}
 	for range cap(p.tokens) {
-		group.Go(func() error { return w.run(ctx) })
+		group.Go(func() error { return st.run(ctx) })
 	}
 	group.Go(func() error { return p.watchMetadata(ctx, pl) })
 	if err := group.Wait(); err != nil {
@@ -324,8 +324,8 @@ func (p *Puller) watchMetadata(ctx context.Context, pl *pull) error {
 	}
 }
 
-// worker is what the streams of one pull share.
-type worker struct {
+// streams is what the streams of one pull share.
+type streams struct {
 	p       *Puller
 	pl      *pull
 	src     source.Source
@@ -341,17 +341,17 @@ type job struct {
 }
 
 // run fetches segments until none is left.
-func (w *worker) run(ctx context.Context) error {
+func (st *streams) run(ctx context.Context) error {
 	for {
-		j, err := w.next(ctx)
+		j, err := st.next(ctx)
 		if err != nil || j == nil {
 			return err
 		}
-		err = w.do(ctx, j)
-		<-w.p.tokens
-		w.p.mu.Lock()
-		w.p.wake.fire()
-		w.p.mu.Unlock()
+		err = st.do(ctx, j)
+		<-st.p.tokens
+		st.p.mu.Lock()
+		st.p.wake.fire()
+		st.p.mu.Unlock()
 		if err != nil {
 			return err
 		}
@@ -360,8 +360,8 @@ func (w *worker) run(ctx context.Context) error {
 
 // next waits for a stream's token and a segment; nil means that every file is
 // committed. The token is held exactly when a job is given.
-func (w *worker) next(ctx context.Context) (*job, error) {
-	p := w.p
+func (st *streams) next(ctx context.Context) (*job, error) {
+	p := st.p
 	for {
 		select {
 		case p.tokens <- struct{}{}:
@@ -369,7 +369,7 @@ func (w *worker) next(ctx context.Context) (*job, error) {
 			return nil, context.Cause(ctx)
 		}
 		p.mu.Lock()
-		j, finished, err := w.pl.pickLocked()
+		j, finished, err := st.pl.pickLocked()
 		wait := p.wake.wait()
 		p.mu.Unlock()
 		if j != nil {
@@ -459,10 +459,10 @@ func (pl *pull) pickLocked() (j *job, finished bool, err error) {
 }
 
 // do begins a file where that is due and fetches one segment.
-func (w *worker) do(ctx context.Context, j *job) error {
-	f := w.pl.paths[j.ff.sha]
+func (st *streams) do(ctx context.Context, j *job) error {
+	f := st.pl.paths[j.ff.sha]
 	if j.landing == nil {
-		l, err := w.begin(ctx, j.ff, f)
+		l, err := st.begin(ctx, j.ff, f)
 		if err != nil {
 			return fmt.Errorf("fetch file %s: %w", f.Path, err)
 		}
@@ -472,7 +472,7 @@ func (w *worker) do(ctx context.Context, j *job) error {
 		}
 		j.landing, j.segment = l, segment
 	}
-	err := w.fetch(ctx, j.landing, j.segment, f)
+	err := st.fetch(ctx, j.landing, j.segment, f)
 	if err == nil {
 		if err = j.landing.seal(j.segment); err != nil {
 			err = fmt.Errorf("fetch file %s: %w", f.Path, err)
@@ -486,9 +486,9 @@ func (w *worker) do(ctx context.Context, j *job) error {
 }
 
 // begin opens the landing of a file and starts its hasher.
-func (w *worker) begin(ctx context.Context, ff *fileFlight, f artifact.File) (*landing, error) {
-	p := w.p
-	l, err := p.store.land(ctx, f, p.segment, w.room)
+func (st *streams) begin(ctx context.Context, ff *fileFlight, f artifact.File) (*landing, error) {
+	p := st.p
+	l, err := p.store.land(ctx, f, p.segment, st.room)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ff.beginning = false

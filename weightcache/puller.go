@@ -37,7 +37,8 @@ type PullerOptions struct {
 	SegmentSize units.Bytes
 	// Streams bounds the parallel GETs of all pulls, 1 to 64; 0 means 8.
 	Streams int
-	// StallTimeout ends a GET that yields no byte for so long; 0 means 30 s.
+	// StallTimeout ends a GET that yields no byte for so long, or over so long
+	// a wait for its source less than 1 KiB a second; 0 means 30 s.
 	StallTimeout time.Duration
 	// RetryBase is the first pause after a failed GET; it doubles up to
 	// RetryMax. 0 means 250 ms and 30 s.
@@ -71,7 +72,7 @@ type Puller struct {
 	repairs  chan struct{} // capacity 1: a file was found damaged
 
 	mu        sync.Mutex
-	wake      signal // fires when a worker or reader may go on
+	wake      signal // fires when a stream or reader may go on
 	running   bool   // Run is active
 	resolves  map[resolveKey]*resolve
 	pulls     map[artifact.Digest]*pull
@@ -96,7 +97,7 @@ type Stats struct {
 	Retries     int64 // ranges asked again after a failure
 	Refused     int64 // refs that no rule allows
 	Mismatches  int64 // files whose bytes had another digest
-	Stalls      int64 // ranges ended because no byte came
+	Stalls      int64 // ranges ended because no byte came, or too few
 	Damaged     int64 // stored files found damaged
 }
 

@@ -90,8 +90,9 @@ type candidate struct {
 // planEviction chooses the artifacts to evict so that need bytes come free:
 // superseded ones first, then the least recently used. sizes gives the bytes
 // of each present file and users the number of artifacts that use it; a file
-// comes free with the last of them. It answers nil, false where all candidates
-// together are not enough.
+// comes free with the last of them. An artifact whose files all live on
+// elsewhere is not chosen. The answer is false where all candidates together
+// are not enough.
 func planEviction(candidates []candidate, sizes map[artifact.Digest]int64, users map[artifact.Digest]int, need int64) ([]artifact.Digest, bool) {
 	slices.SortFunc(candidates, func(a, b candidate) int {
 		if a.superseded != b.superseded {
@@ -103,7 +104,7 @@ func planEviction(candidates []candidate, sizes map[artifact.Digest]int64, users
 		return cmp.Or(cmp.Compare(a.lastUsed, b.lastUsed), slices.Compare(a.digest[:], b.digest[:]))
 	})
 	left := map[artifact.Digest]int{}
-	var plan []artifact.Digest
+	chosen := 0
 	for _, c := range candidates {
 		if need <= 0 {
 			break
@@ -118,11 +119,16 @@ func planEviction(candidates []candidate, sizes map[artifact.Digest]int64, users
 				freed += sizes[sha]
 			}
 		}
-		// An artifact whose files all live on elsewhere is kept: taking it
-		// frees nothing now. Its share of the count stays taken, so that the
-		// last user of a file accounts for it.
-		plan = append(plan, c.digest)
+		chosen++
 		need -= freed
+	}
+	var plan []artifact.Digest
+	for _, c := range candidates[:chosen] {
+		// One that frees nothing by itself is taken where the last user of one
+		// of its files is taken too.
+		if slices.ContainsFunc(c.files, func(sha artifact.Digest) bool { return left[sha] == 0 }) {
+			plan = append(plan, c.digest)
+		}
 	}
 	return plan, need <= 0
 }

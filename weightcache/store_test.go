@@ -203,24 +203,26 @@ func TestPullEvictsTheLeastRecentlyUsedThatNothingHolds(t *testing.T) {
 func TestEvictionCountsAFileSharedByTwoArtifactsOnce(t *testing.T) {
 	t.Parallel()
 	d := func(b byte) artifact.Digest { return artifact.Digest{b} }
-	sizes := map[artifact.Digest]int64{d(1): 10, d(2): 5, d(3): 5}
-	users := map[artifact.Digest]int{d(1): 2, d(2): 1, d(3): 1}
+	sizes := map[artifact.Digest]int64{d(1): 10, d(2): 5, d(3): 5, d(4): 1, d(5): 9}
+	// An artifact that may not be evicted uses file 5 too.
+	users := map[artifact.Digest]int{d(1): 2, d(2): 1, d(3): 1, d(4): 1, d(5): 2}
 	candidates := func() []candidate {
 		return []candidate{
 			{digest: d(100), lastUsed: 2, files: []artifact.Digest{d(1), d(2)}},
 			{digest: d(101), lastUsed: 1, files: []artifact.Digest{d(1), d(3)}},
-			{digest: d(102), lastUsed: 9, superseded: true},
+			{digest: d(102), lastUsed: 9, superseded: true, files: []artifact.Digest{d(4)}},
+			{digest: d(103), lastUsed: 0, files: []artifact.Digest{d(5)}},
 		}
 	}
-	plan, enough := planEviction(candidates(), sizes, users, 5)
+	plan, enough := planEviction(candidates(), sizes, users, 6)
 	if !enough || !slices.Equal(plan, []artifact.Digest{d(102), d(101)}) {
 		t.Errorf("plan %v, %v", plan, enough)
 	}
-	plan, enough = planEviction(candidates(), sizes, users, 6)
+	plan, enough = planEviction(candidates(), sizes, users, 7)
 	if !enough || len(plan) != 3 {
 		t.Errorf("plan %v, %v", plan, enough)
 	}
-	if plan, enough := planEviction(candidates(), sizes, users, 21); enough {
+	if plan, enough := planEviction(candidates(), sizes, users, 22); enough {
 		t.Errorf("plan %v frees more than there is", plan)
 	}
 }

@@ -168,7 +168,7 @@ func (m *Mirror) stream(w http.ResponseWriter, r *http.Request, c Content, part 
 	return nil
 }
 
-// sendCommitted sends one piece of a file on disk. A LimitedReader over an
+// sendCommitted sends one piece of a file on the drive. A LimitedReader over an
 // *os.File is the form for which net/http uses sendfile.
 func (m *Mirror) sendCommitted(control *http.ResponseController, w io.Writer, file *os.File, part span) (int64, error) {
 	if _, err := file.Seek(part.from, io.SeekStart); err != nil {

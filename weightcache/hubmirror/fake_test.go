@@ -60,7 +60,7 @@ func (l *fakeLibrary) Refs(_ context.Context, repo string) (map[string]string, e
 	return out, nil
 }
 
-// committed is a Content whose file is on disk.
+// committed is a Content whose file is on the drive.
 type committed struct{ file *os.File }
 
 func (c committed) File() *os.File { return c.file }

@@ -28,7 +28,7 @@ import (
 // source.ErrForbidden where the answer is definite; any other error means "not
 // known now".
 type Library interface {
-	// Manifest resolves a hub ref: from disk where it is pinned, else from its
+	// Manifest resolves a hub ref: from the drive where it is pinned, else from its
 	// source. The result is not changed by anybody.
 	Manifest(ctx context.Context, ref artifact.Ref) (*artifact.Manifest, error)
 	// Open gives access to a file of m, also while it is still being filled.
