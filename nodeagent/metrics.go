@@ -26,7 +26,7 @@ var (
 	descRetries     = desc("weights_retries_total", "Ranges asked again after a failure.")
 	descRefused     = desc("weights_refused_total", "Refs that no source rule allows.")
 	descMismatches  = desc("weights_mismatches_total", "Files whose bytes had another digest.")
-	descStalls      = desc("weights_stalls_total", "Ranges ended because no byte came.")
+	descStalls      = desc("weights_stalls_total", "Ranges ended because no byte came, or too few.")
 	descDamaged     = desc("weights_damaged_total", "Stored files found damaged.")
 	descMirror      = desc("mirror_requests_total", "Requests to the mirror.", "route")
 	descMirrorNo    = desc("mirror_refused_total", "Requests the mirror refused.", "code")
