@@ -184,8 +184,8 @@ func TestLeasesShowHoldersAndForbidRemoval(t *testing.T) {
 		}
 		defer release()
 	}
-	leases, err := client.Leases(ctx)
-	if err != nil || fmt.Sprint(leases) != fmt.Sprint([]Lease{{Digest: model.Digest, Ref: ref.String(), Holders: []string{"claim-a", "claim-b"}}}) {
+	held, err := get[leaseList](ctx, client, "/v1/leases")
+	if leases := held.Leases; err != nil || fmt.Sprint(leases) != fmt.Sprint([]Lease{{Digest: model.Digest, Ref: ref.String(), Holders: []string{"claim-a", "claim-b"}}}) {
 		t.Errorf("leases are %v, %v", leases, err)
 	}
 	var e *Error

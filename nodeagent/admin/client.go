@@ -56,9 +56,6 @@ func NewTLSClient(addr string, config *tls.Config) (*Client, error) {
 	return c, nil
 }
 
-// Addr is the address the client was made with.
-func (c *Client) Addr() string { return c.addr }
-
 // Close gives idle connections back.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
@@ -86,12 +83,6 @@ func (c *Client) Endpoints(ctx context.Context) ([]Endpoint, error) {
 func (c *Client) Devices(ctx context.Context) ([]Device, error) {
 	list, err := get[deviceList](ctx, c, "/v1/devices")
 	return list.Devices, err
-}
-
-// Leases lists the artifacts that are held, by digest.
-func (c *Client) Leases(ctx context.Context) ([]Lease, error) {
-	list, err := get[leaseList](ctx, c, "/v1/leases")
-	return list.Leases, err
 }
 
 // Remove drops a ref and the bytes no other artifact uses.

@@ -128,7 +128,7 @@ func (p *Publisher) set(objects *Report, diff func(*Report)) error {
 	defer p.mu.Unlock()
 	delta := p.header(p.seq + 1)
 	diff(delta)
-	if isHeartbeat(delta) {
+	if changesNothing(delta) {
 		return nil
 	}
 	size := proto.Size(delta)
@@ -214,8 +214,8 @@ func (p *Publisher) Watch(request *WatchRequest, stream NodeReport_WatchServer) 
 	defer p.leave()
 	p.opts.Log.Info("report stream opened", slog.String("router", cutText(request.GetRouter())))
 	ctx := stream.Context()
-	heartbeat := time.NewTicker(Heartbeat)
-	defer heartbeat.Stop()
+	idle := time.NewTicker(IdlePeriod)
+	defer idle.Stop()
 
 	var seq uint64
 	if request.GetEpoch() == p.opts.Epoch && request.GetSeq() == p.Seq() {
@@ -231,7 +231,7 @@ func (p *Publisher) Watch(request *WatchRequest, stream NodeReport_WatchServer) 
 				return fmt.Errorf("send report: %w", err)
 			}
 			seq = m.Seq
-			heartbeat.Reset(Heartbeat)
+			idle.Reset(IdlePeriod)
 		}
 		if len(messages) > 0 {
 			continue
@@ -240,7 +240,7 @@ func (p *Publisher) Watch(request *WatchRequest, stream NodeReport_WatchServer) 
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
 		case <-changed:
-		case <-heartbeat.C:
+		case <-idle.C:
 			if err := stream.Send(p.header(seq)); err != nil {
 				return fmt.Errorf("send report: %w", err)
 			}

@@ -40,9 +40,10 @@ const (
 	retainedBytes  = 1 << 20
 )
 
-// Times of PROTOCOL.md.
+// Times of PROTOCOL.md: a stream without changes carries an idle message each
+// IdlePeriod, and a reader that gets none for SilenceLimit gives it up.
 const (
-	Heartbeat    = 2 * time.Second
+	IdlePeriod   = 2 * time.Second
 	SilenceLimit = 10 * time.Second
 )
 
@@ -75,8 +76,8 @@ func DialOptions() []grpc.DialOption {
 	}
 }
 
-// isHeartbeat reports whether a delta changes nothing.
-func isHeartbeat(r *Report) bool {
+// changesNothing reports whether a message is an idle one.
+func changesNothing(r *Report) bool {
 	return !r.Snapshot && r.WeightsSpace == nil &&
 		len(r.Artifacts)+len(r.Endpoints)+len(r.Devices) == 0 &&
 		len(r.GoneArtifacts)+len(r.GoneEndpoints)+len(r.GoneDevices) == 0

@@ -275,7 +275,7 @@ type Report struct {
 	Version    uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	Node       string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	Epoch      uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`       // start of this agent; a new one voids everything before
-	Seq        uint64                 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`           // +1 per change of an epoch; a heartbeat repeats it
+	Seq        uint64                 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`           // +1 per change of an epoch; an idle message repeats it
 	Snapshot   bool                   `protobuf:"varint,5,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // true: replaces all state of the node; false: a delta
 	UnixMillis int64                  `protobuf:"varint,6,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	// Whole objects that are new or changed (all of them in a snapshot).

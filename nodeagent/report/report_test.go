@@ -121,7 +121,7 @@ func TestApplyRefusesWhatDoesNotFollowAndKeepsTheState(t *testing.T) {
 		"a repeated sequence":        {change(fullDelta(), func(r *Report) { r.Seq = 7 }), ErrGap},
 		"another epoch":              {change(fullDelta(), func(r *Report) { r.Epoch++ }), ErrGap},
 		"another node":               {change(fullDelta(), func(r *Report) { r.Node = "node-b" }), ErrGap},
-		"a heartbeat ahead":          {&Report{Version: 1, Node: "node-a", Epoch: fullDelta().Epoch, Seq: 8}, ErrGap},
+		"an idle message ahead":      {&Report{Version: 1, Node: "node-a", Epoch: fullDelta().Epoch, Seq: 8}, ErrGap},
 		"too many objects": {change(fullDelta(), func(r *Report) {
 			for i := range MaxDevices {
 				r.Devices = append(r.Devices, &Device{Id: fmt.Sprint("d", i)})
@@ -370,7 +370,7 @@ func TestAnIdleStreamBeatsAndASlowReaderCatchesUp(t *testing.T) {
 		}
 		next()
 		start := time.Now()
-		if r := next(); r.Snapshot || !isHeartbeat(r) || r.Seq != 1 || time.Since(start) != Heartbeat {
+		if r := next(); r.Snapshot || !changesNothing(r) || r.Seq != 1 || time.Since(start) != IdlePeriod {
 			t.Errorf("idle stream sent %v after %v", r, time.Since(start))
 		}
 		for i := range 10 * retainedDeltas {

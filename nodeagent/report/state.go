@@ -44,7 +44,7 @@ func (s *State) Apply(r *Report) error {
 
 func (s *State) applyDelta(r *Report) error {
 	want := s.seq + 1
-	if isHeartbeat(r) {
+	if changesNothing(r) {
 		want = s.seq
 	}
 	if s.epoch == 0 || r.Epoch != s.epoch || r.Seq != want || r.Node != s.node {

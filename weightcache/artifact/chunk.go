@@ -80,8 +80,9 @@ func chaining(h hash.Hash) Digest {
 var ErrChunk = errors.New("chunk differs")
 
 // CheckChunk verifies the bytes of chunk i of a file of size bytes against its
-// chunk list. Errors wrap ErrChunk, or ErrInvalid for a chunk that does not
-// exist.
+// chunk list, alone and in any order. It is the reading side of FORMAT.md's
+// chunk list: tests hold every list that is made to it. Errors wrap ErrChunk, or
+// ErrInvalid for a chunk that does not exist.
 func CheckChunk(chunks []Digest, size int64, i int, data []byte) error {
 	if len(chunks) != ChunkCount(size) || i < 0 || i >= len(chunks) {
 		return fmt.Errorf("check chunk %d: %w: the list has %d", i, ErrInvalid, len(chunks))
