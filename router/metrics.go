@@ -14,7 +14,9 @@ import (
 )
 
 // metrics are the router's Prometheus series. Every label value comes from a
-// bounded set: configured models and pools, and the proxy's own words.
+// bounded set: the proxy's own words, configured models, and pools. Nodes name
+// pools too; such a one has series only while it has an endpoint, and none
+// comes into being while pool.MaxPools exist.
 type metrics struct {
 	registry *prometheus.Registry
 	added    prometheus.Histogram

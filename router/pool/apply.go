@@ -152,11 +152,14 @@ func (p *Pools) roomLocked(poolName string, e *report.Endpoint) *poolState {
 	if len(poolName) > maxNameBytes || checkURL(e.GetUrl()) != nil || p.countLocked() >= MaxEndpoints {
 		return nil
 	}
-	_, found := p.pools[poolName]
-	ps := p.poolLocked(poolName)
-	if !found && ps != nil {
-		ps.configure(PoolConfig{Name: poolName}, nil)
+	if ps, found := p.pools[poolName]; found {
+		return ps
 	}
+	if len(p.pools) >= MaxPools {
+		return nil
+	}
+	ps := p.poolLocked(poolName)
+	ps.configure(PoolConfig{Name: poolName}, nil)
 	return ps
 }
 

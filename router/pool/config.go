@@ -12,9 +12,11 @@ import (
 
 // Limits of a configuration.
 const (
-	MaxModels    = 4096
-	MaxTargets   = 16   // of one model
-	MaxPools     = 1024 // configured ones and those that models or nodes name
+	MaxModels  = 4096
+	MaxTargets = 16 // of one model
+	// MaxPools bounds the pools that a configuration and its models name. While
+	// so many exist, an endpoint whose node names another is left out and counted.
+	MaxPools     = 1024
 	MaxEndpoints = 4096 // of all pools together; a further one is left out and counted
 	MaxWeight    = 1_000_000
 )
@@ -145,9 +147,6 @@ func (t *TargetConfig) validate() error {
 
 func (c *Config) validatePools() []error {
 	var problems []error
-	if len(c.Pools) > MaxPools {
-		problems = append(problems, fmt.Errorf("pools: %d, want at most %d", len(c.Pools), MaxPools))
-	}
 	names, urls := map[string]bool{}, map[string]bool{}
 	for i := range c.Pools {
 		p := &c.Pools[i]
@@ -176,6 +175,14 @@ func (c *Config) validatePools() []error {
 				problems = append(problems, fmt.Errorf("%s: maxRunning and kvCapacityTokens want 0 or more", where))
 			}
 		}
+	}
+	for i := range c.Models {
+		for j := range c.Models[i].Targets {
+			names[c.Models[i].Targets[j].Pool] = true
+		}
+	}
+	if len(names) > MaxPools {
+		problems = append(problems, fmt.Errorf("pools: %d with those that models name, want at most %d", len(names), MaxPools))
 	}
 	return problems
 }

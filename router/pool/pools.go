@@ -142,13 +142,11 @@ func (p *Pools) SetModels(cfg Config) error {
 	return nil
 }
 
-// poolLocked finds or makes a pool; nil where MaxPools exist.
+// poolLocked finds or makes a pool. One that nobody names any more goes with
+// its last endpoint, so that no more exist than MaxPools and MaxEndpoints let.
 func (p *Pools) poolLocked(name string) *poolState {
 	ps, found := p.pools[name]
 	if !found {
-		if len(p.pools) >= 2*MaxPools {
-			return nil
-		}
 		ps = newPoolState(name)
 		p.pools[name] = ps
 	}
@@ -219,9 +217,6 @@ func (p *Pools) rebuildLocked() {
 		m := &model{name: c.Name}
 		for _, tc := range c.Targets {
 			ps := p.poolLocked(tc.Pool)
-			if ps == nil {
-				continue
-			}
 			named[tc.Pool] = true
 			m.targets = append(m.targets, p.targetLocked(c.Name, tc, ps))
 		}

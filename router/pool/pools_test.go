@@ -527,3 +527,39 @@ func TestAReportOfOurOwnRequestsDoesNotOutliveThem(t *testing.T) {
 		t.Errorf("after the end of our own the load is %v, want the two of others", load)
 	}
 }
+
+func TestNodesCannotNamePoolsPastTheBoundNorKeepOutConfiguredOnes(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, oneModel())
+	name := func(i int) string { return fmt.Sprintf("named-%d", i) }
+	for n := range 12 {
+		r := &report.Report{}
+		for i := range 100 {
+			r.Endpoints = append(r.Endpoints, engine(fmt.Sprintf("e%d", i), name(n*100+i)))
+		}
+		f.snapshot(fmt.Sprintf("node-%d", n), r)
+	}
+	if s := f.pools.Stats(); len(s.Pools) != MaxPools || s.LeftOut != 1200-MaxPools+1 {
+		t.Fatalf("%d pools, %d endpoints left out", len(s.Pools), s.LeftOut)
+	}
+	cfg := oneModel()
+	cfg.Pools = []PoolConfig{{Name: "configured", Endpoints: []EndpointConfig{{URL: "http://127.0.0.1:1"}}}}
+	cfg.Models[0].Targets[0].Pool = "configured"
+	if err := f.pools.SetModels(cfg); err != nil {
+		t.Fatal(err)
+	}
+	f.acquire(ask(1, 1)).Done(Outcome{})
+	for n := range 12 {
+		f.snapshot(fmt.Sprintf("node-%d", n), &report.Report{})
+	}
+	if s := f.pools.Stats(); len(s.Pools) != 1 {
+		t.Errorf("%d pools are left of those that nobody names", len(s.Pools))
+	}
+	many := Config{Models: []ModelConfig{{Name: "m", Targets: []TargetConfig{{Pool: "p"}}}}}
+	for i := range MaxPools {
+		many.Pools = append(many.Pools, PoolConfig{Name: name(i)})
+	}
+	if err := many.Validate(); err == nil {
+		t.Error("one pool too many was taken, since a model names it")
+	}
+}
