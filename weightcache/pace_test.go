@@ -16,12 +16,12 @@ import (
 // slowReader yields at most piece bytes after each pause.
 type slowReader struct {
 	io.Reader
-	pause time.Duration
+	pause func()
 	piece int
 }
 
 func (r slowReader) Read(p []byte) (int, error) {
-	<-time.After(r.pause)
+	r.pause()
 	return r.Reader.Read(p[:min(len(p), r.piece)])
 }
 
@@ -44,7 +44,7 @@ func TestASourceThatTricklesIsGivenUpAndOneThatWeThrottleIsNot(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := newMemSource(map[string][]byte{"config.json": tensorFile("x", testSegment, 1)})
 				src.fault = func(_ artifact.File, _, _ int64, body []byte) (io.Reader, error) {
-					return slowReader{bytes.NewReader(body), c.pause, c.piece}, nil
+					return slowReader{bytes.NewReader(body), func() { time.Sleep(c.pause) }, c.piece}, nil
 				}
 				fsys := durabletest.New()
 				if err := fsys.Mkdir("/var", 0o755); err != nil {
