@@ -7,7 +7,14 @@
 // An endpoint leaves a pool only when its node says so, when its node is
 // forgotten, or when the configuration drops it. Neither silence nor failure
 // removes one: silence ages its load, failure suspends it, and a suspended
-// endpoint still serves where nothing better is left.
+// endpoint still serves where nothing better is left. So is one that its node
+// has not read yet: as far as the node knows it is not reachable.
+//
+// Weights share requests, not conversations: each request draws its target, and
+// the turns of a conversation may fall on several. Its keys cannot hold it to
+// one. The first ones are those of a system prompt that all requests may share,
+// which would give one target everything, and the last ones change from turn to
+// turn.
 package pool
 
 import (

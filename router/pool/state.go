@@ -3,6 +3,7 @@ package pool
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -124,6 +125,28 @@ func (ps *poolState) gatherLocked(t *target, req *pick.Request, avoided []*endpo
 	rate := ps.rateLocked()
 	for i, e := range ps.chosen {
 		ps.candidates = append(ps.candidates, e.candidateLocked(now, ps.matched[i], rate))
+	}
+	ps.assumeLoadsLocked()
+}
+
+// assumeLoadsLocked takes an endpoint of which no load is known for as busy with
+// others' requests as the busiest that tells: silence must not look like
+// idleness. Where none tells, nothing is assumed.
+func (ps *poolState) assumeLoadsLocked() {
+	most, freshest := -1, time.Duration(math.MaxInt64)
+	for i, e := range ps.chosen {
+		if c := &ps.candidates[i]; !e.loadAt.IsZero() {
+			most = max(most, c.Running+c.Waiting-c.InFlightAtReport, 0)
+			freshest = min(freshest, c.LoadAge)
+		}
+	}
+	if most < 0 {
+		return
+	}
+	for i, e := range ps.chosen {
+		if c := &ps.candidates[i]; e.loadAt.IsZero() {
+			c.Running, c.Waiting, c.InFlightAtReport, c.LoadAge = most, 0, 0, freshest
+		}
 	}
 }
 
