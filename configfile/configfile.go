@@ -1,5 +1,5 @@
 // Package configfile reads the one strict YAML file that configures a
-// component, and prints a configuration with its secrets masked. The roots
+// component, keeps secrets out of its errors, and prints a configuration. The roots
 // (nodeagent, router) and cmd call it. It knows no component's fields, keeps no
 // state, and never fills in defaults or fetches anything: the caller passes a
 // struct that already holds its defaults.
@@ -44,8 +44,9 @@ func Load(path, kind string, into any) error {
 }
 
 // Marshal gives v as YAML for people, field by field under its yaml tags, with
-// every Secret masked. It is the text of the effective configuration in the log
-// and at /debug/config.
+// nothing left out. It is the text of the effective configuration in the log and
+// at /debug/config, so no field of a configuration may hold a secret: a field
+// names the file that does.
 func Marshal(v any) ([]byte, error) {
 	text, err := yaml.MarshalWithOptions(v, yaml.IndentSequence(true))
 	if err != nil {

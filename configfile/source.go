@@ -26,8 +26,11 @@ func (s source) fail(at *token.Token, message string) error {
 	return fmt.Errorf("%s:%d:%d: %w: %s%s", s.name, line, column, ErrInvalid, message, s.excerpt(line, column))
 }
 
-// secretLine finds an inline secret by the name of its key, for text that was
-// not understood far enough to know the field's type.
+// masked is what an excerpt shows in place of what looks like a secret.
+const masked = "***"
+
+// secretLine finds an inline secret by the name of its key: no field takes one, so
+// it stands in text that is refused.
 var secretLine = regexp.MustCompile(`(?i)^(.*(?:token|secret|password|passphrase|apikey)s?"?\s*:\s*)\S.*$`)
 
 // excerpt shows the line, up to two lines on each side, and a caret. Values of
