@@ -11,8 +11,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +33,15 @@ type flags struct {
 	seed                                           uint64
 	check                                          bool
 }
+
+// Bounds of --size.
+const (
+	minSize = units.MiB
+	maxSize = 64 * units.GiB
+)
+
+// engineKinds are what --engine-kind may be.
+var engineKinds = []string{"vllm", "sglang", "llama-server", "sim"}
 
 // Command is `hearth up`.
 func Command() *cobra.Command {
@@ -49,7 +61,12 @@ the engines are simulated. --engine runs any other engine on the pulled files:
 
 The command is run by a shell in place of itself ('exec CMD'). With --check the
 main job runs headless and ends with one line of JSON on standard output.`,
-		Args: cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return terminal.Fail(terminal.ExitUsage, fmt.Errorf("up takes no argument, and got %q", args[0]), "'hearth up --model "+args[0]+"' serves a model that you have")
+		},
 		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },
 	}
 	o := c.Flags()
@@ -68,6 +85,15 @@ main job runs headless and ends with one line of JSON on standard output.`,
 }
 
 func (f *flags) run(c *cobra.Command) error {
+	size, err := f.validate()
+	if err != nil {
+		return err
+	}
+	// A reader of the output that goes away (| head) ends no fabric half-way: a
+	// write then fails, and is not missed. Children do not inherit this.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, syscall.SIGPIPE)
+	defer signal.Stop(pipe)
 	program, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
@@ -77,14 +103,7 @@ func (f *flags) run(c *cobra.Command) error {
 		return err
 	}
 	defer clean()
-	size, err := units.ParseBytes(f.size)
-	if err != nil {
-		return terminal.Usagef("--size: %w", err)
-	}
 	if f.check {
-		if f.engine != "" || f.model != "" || f.origin != "" {
-			return terminal.Usagef("--check runs its own model and simulated engines; drop --engine, --model and --origin")
-		}
 		return runCheck(c.Context(), c.OutOrStdout(), check.Options{
 			Program: program, Dir: dir, Size: size, Seed: f.seed, Out: c.ErrOrStderr(),
 		})
@@ -95,6 +114,33 @@ func (f *flags) run(c *cobra.Command) error {
 	}
 	options.Program, options.Dir = program, dir
 	return explain(stay(c.Context(), c.OutOrStdout(), c.ErrOrStderr(), options), f.dir)
+}
+
+// validate checks every flag that can be before anything is made, and gives
+// the size of the generated model.
+func (f *flags) validate() (units.Bytes, error) {
+	size, err := units.ParseBytes(f.size)
+	switch {
+	case err != nil:
+		return 0, terminal.Usagef("--size: %w", err)
+	case size < minSize || size > maxSize:
+		return 0, terminal.Usagef("--size %s: want %s to %s", f.size, minSize.Human(), maxSize.Human())
+	case f.check && (f.engine != "" || f.model != "" || f.origin != ""):
+		return 0, terminal.Usagef("--check runs its own model and simulated engines; drop --engine, --model and --origin")
+	case f.nodes < 1 || f.nodes > fabric.MaxNodes:
+		return 0, terminal.Usagef("--nodes %d: want 1 to %d", f.nodes, fabric.MaxNodes)
+	case f.engines < 1 || f.engines > fabric.MaxEngines:
+		return 0, terminal.Usagef("--engines %d: want 1 to %d", f.engines, fabric.MaxEngines)
+	case f.engine != "" && !strings.Contains(f.engine, "{port}"):
+		return 0, terminal.Usagef("--engine %q has no {port}: want one such as 'vllm serve {model_dir} --port {port}'", f.engine)
+	case f.engine != "" && !slices.Contains(engineKinds, f.kind):
+		return 0, terminal.Usagef("--engine-kind %q: want %s", f.kind, strings.Join(engineKinds, ", "))
+	case f.served == "":
+		return 0, terminal.Usagef("--served-model: want a name")
+	case f.origin != "" && f.model == "":
+		return 0, terminal.Usagef("--origin without --model: name the model to pull, hub://org/name@revision")
+	}
+	return size, nil
 }
 
 // workDir gives the directory to work in and what to do with it at the end.
@@ -135,9 +181,6 @@ func (f *flags) fabricOptions(ctx context.Context, errOut io.Writer, size units.
 	}
 	switch {
 	case f.model == "":
-		if f.origin != "" {
-			return o, terminal.Usagef("--origin without --model: name the model to pull, hub://org/name@revision")
-		}
 		fmt.Fprintf(errOut, "model: %s, generated once and kept in the user's cache\n", size.Human())
 		dir, err := fabric.GeneratedModel(ctx, size, f.seed)
 		if err != nil {

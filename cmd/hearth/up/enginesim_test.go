@@ -43,7 +43,7 @@ func TestUpRefusesFlagsThatContradictEachOther(t *testing.T) {
 		"--origin without":       {"--origin", "http://127.0.0.1:1"},
 		"find model directory":   {"--model", filepath.Join(t.TempDir(), "none")},
 		"{port}":                 {"--model", t.TempDir(), "--engine", "vllm serve {model_dir}"},
-		"0 nodes":                {"--model", t.TempDir(), "--nodes", "0"},
+		"--nodes 0":              {"--model", t.TempDir(), "--nodes", "0"},
 		"--size: parse byte cou": {"--size", "much"},
 	} {
 		c := Command()

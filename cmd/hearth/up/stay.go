@@ -85,21 +85,26 @@ func start(ctx context.Context, errOut io.Writer, f *fabric.Fabric, ref string) 
 	return f.AwaitEndpoints(ctx, f.Router)
 }
 
+// welcome says how to use what is up. The prompt is longer than the blocks by
+// which the router remembers prefixes, so that asking twice shows a warm one.
 func welcome(f *fabric.Fabric, o fabric.Options) string {
 	return fmt.Sprintf(`
 Hearth is up: %[1]d nodes, %[2]d engines and one router.
 
   %[3]s/v1    OpenAI-compatible, model %[4]q
 
-Ask:
-  curl -s %[3]s/v1/chat/completions -H 'Content-Type: application/json' \
-    -d '{"model":%[4]q,"messages":[{"role":"user","content":"Tell me a story"}]}'
+Ask, in another terminal, with a prompt long enough to be remembered:
+  ask='{"model":%[4]q,"max_tokens":32,"messages":[{"role":"user","content":"Add up '$(seq -s + 900)'"}]}'
+  echo "$ask" | %[7]s explain --request -
+  curl -s %[3]s/v1/chat/completions -H 'Content-Type: application/json' -d "$ask"
 
-Look, in another terminal:
+Ask twice, then explain again: it shows the warm tokens, and where they are.
+
+Look, break a GPU and mend it:
   %[7]s status
   %[7]s models list
-  %[7]s explain "Tell me a story"
   %[7]s inject xid 79 --device %[5]s --node %[6]s
+  %[7]s inject clear --device %[5]s --node %[6]s
 
 Logs are in %[8]s. Ctrl-C ends everything.
 `, len(f.Nodes), len(f.Engines), f.Router.URL, o.Served, f.Engines[0].Device, f.Engines[0].Node, os.Args[0], o.Dir)

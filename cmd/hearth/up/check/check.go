@@ -10,6 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/up/fabric"
@@ -128,13 +132,30 @@ func (s *scenario) steps(ctx context.Context) (bool, []Step) {
 		if err != nil {
 			out.Error, verdict = err.Error(), "NOT OK: "+err.Error()
 		}
-		fmt.Fprintf(s.opts.Out, "%-22s %s %v\n", step.name, verdict, figures)
+		fmt.Fprintf(s.opts.Out, "%-22s %s %s\n", step.name, verdict, line(figures))
 		done = append(done, out)
 		if err != nil {
 			return false, done
 		}
 	}
 	return true, done
+}
+
+// line writes figures for a person, by name. A name says its unit; byte counts
+// get theirs.
+func line(figures map[string]any) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(figures)) {
+		value := fmt.Sprint(figures[name])
+		if count, ok := figures[name].(int64); ok && (strings.HasSuffix(name, "Bytes") || strings.HasPrefix(name, "bytes") || strings.HasSuffix(name, "etchedAgain") || name == "allowed") {
+			value = strings.ReplaceAll(units.Bytes(count).Human(), " ", "")
+		}
+		if strings.Contains(value, " ") {
+			value = strconv.Quote(value)
+		}
+		parts = append(parts, name+"="+value)
+	}
+	return strings.Join(parts, " ")
 }
 
 // round keeps three decimals of a figure.
