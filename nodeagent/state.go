@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
 	"github.com/hearth-dev/hearth/nodeagent/report"
@@ -21,6 +23,11 @@ const (
 	// spaceEvery is how often the drive is asked for its space, besides after
 	// each report of artifacts.
 	spaceEvery = 5 * time.Second
+	// maxArtifactBytes is the artifacts' share of a report's message: half, so
+	// that they never keep out endpoints and devices.
+	maxArtifactBytes = report.MaxMessageBytes / 2
+	// fieldOverhead is what an object takes in a message besides its own bytes.
+	fieldOverhead = 5
 )
 
 // reportState carries the rooms' snapshots to the publisher: devices and
@@ -70,9 +77,17 @@ func (a *Agent) reportState(ctx context.Context) error {
 func (a *Agent) publishArtifacts(statuses []weightcache.Status) {
 	list, more := a.toReport(statuses)
 	objects := artifactsOf(list)
+	size := 0
+	for i, o := range objects {
+		if size += proto.Size(o) + fieldOverhead; size > maxArtifactBytes {
+			more += len(objects) - i
+			objects = objects[:i]
+			break
+		}
+	}
 	err := a.publisher.SetArtifacts(objects)
 	for errors.Is(err, report.ErrTooMany) && len(objects) > 0 {
-		// The limit is of bytes: half of them is a quick way below it.
+		// Endpoints have taken more than their half.
 		keep := len(objects) / 2
 		more += len(objects) - keep
 		objects = objects[:keep]
