@@ -203,7 +203,10 @@ func TestAPullThatIsCutSaysSo(t *testing.T) {
 	for name, body := range map[string]string{
 		"after a line": `{"model":{"ref":"r","state":"Filling"}}` + "\n", "at once": "", "in a line": `{"model":`,
 	} {
-		client, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }))
+		client, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Hearth-API", Version)
+			_, _ = io.WriteString(w, body)
+		}))
 		if _, err := client.Pull(t.Context(), PullRequest{Ref: "r"}, nil); err == nil || name != "in a line" && !errors.Is(err, ErrCut) {
 			t.Errorf("%s: Pull gave %v", name, err)
 		}

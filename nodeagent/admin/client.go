@@ -23,6 +23,10 @@ const maxAnswer = 64 << 20
 // ErrCut says that a pull's stream ended without its last line: the pull may go on.
 var ErrCut = errors.New("answer was cut short")
 
+// ErrNotAdmin says that something else than an agent's admin listener or local
+// socket answered: an answer without the header Hearth-API.
+var ErrNotAdmin = errors.New("this is not the admin listener of an agent")
+
 // Client calls an agent. It is safe for concurrent use.
 type Client struct {
 	base string
@@ -179,6 +183,10 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	response, err := c.http.Do(request)
 	if err != nil {
 		return nil, fmt.Errorf("call agent at %s: %w", c.addr, err)
+	}
+	if response.Header.Get("Hearth-API") == "" {
+		_ = response.Body.Close()
+		return nil, fmt.Errorf("call agent at %s: %w", c.addr, ErrNotAdmin)
 	}
 	if response.StatusCode < http.StatusBadRequest {
 		return response, nil

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,10 @@ import (
 
 // maxAnswer bounds one answer in bytes.
 const maxAnswer = 64 << 20
+
+// ErrNotAdmin says that something else than a router's admin listener or local
+// socket answered: an answer without the header Hearth-API.
+var ErrNotAdmin = errors.New("this is not the admin listener of a router")
 
 // Client asks a router. It is safe for concurrent use.
 type Client struct {
@@ -93,6 +98,9 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, int
 		return fmt.Errorf("ask router at %s: %w", c.addr, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if resp.Header.Get("Hearth-API") == "" {
+		return fmt.Errorf("ask router at %s: %w", c.addr, ErrNotAdmin)
+	}
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return fmt.Errorf("ask router at %s: %w", c.addr, err)

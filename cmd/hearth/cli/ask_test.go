@@ -62,7 +62,10 @@ func fakeAgent(t *testing.T) string {
 	mux.HandleFunc("POST /v1/inject", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, http.StatusForbidden, admin.CodeInjectDisabled, "injection is off", "set health.allowInject: true")
 	})
-	server := httptest.NewServer(mux)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Hearth-API", admin.Version)
+		mux.ServeHTTP(w, r)
+	}))
 	t.Cleanup(server.Close)
 	return server.URL
 }
@@ -172,6 +175,23 @@ func TestAnAgentThatDoesNotAnswerIsUnreachableWithAHint(t *testing.T) {
 	} {
 		_, complaint, code := hearth(t, args...)
 		if code != terminal.ExitUnreachable || !strings.Contains(complaint, "hint: is the agent running?") {
+			t.Errorf("%v: status %d: %s", args, code, complaint)
+		}
+	}
+}
+
+func TestAnotherListenerThanTheAdminOneIsCalledThat(t *testing.T) {
+	t.Parallel()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"object":"list","data":[]}`)) })
+	ingress := httptest.NewServer(mux)
+	t.Cleanup(ingress.Close)
+	for want, args := range map[string][]string{
+		"admin listener of an agent\nhint: the agent":  {"models", "list", "--addr", ingress.URL},
+		"admin listener of a router\nhint: the router": {"explain", "x", "--addr", ingress.URL},
+	} {
+		_, complaint, code := hearth(t, args...)
+		if code != terminal.ExitUnreachable || !strings.Contains(complaint, want) {
 			t.Errorf("%v: status %d: %s", args, code, complaint)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
+	routeradmin "github.com/hearth-dev/hearth/router/admin"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
@@ -97,10 +100,21 @@ func agentError(err error, p place) error {
 	return unreachable("agent", err)
 }
 
+// adminDefaults are the addresses of admin listeners that are not configured.
+var adminDefaults = map[string]string{
+	"agent":  net.JoinHostPort("127.0.0.1", strconv.Itoa(identity.PortAgentAdmin)),
+	"router": net.JoinHostPort("127.0.0.1", strconv.Itoa(identity.PortRouterAdmin)),
+}
+
 // unreachable explains why a connection failed; another error stays as it is.
 func unreachable(what string, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
+	}
+	// A listener that speaks gRPC alone answers an HTTP/1 request with bytes
+	// that net/http has no error of its own for.
+	if errors.Is(err, admin.ErrNotAdmin) || errors.Is(err, routeradmin.ErrNotAdmin) || strings.Contains(err.Error(), "malformed HTTP") {
+		return terminal.Fail(terminal.ExitUnreachable, err, fmt.Sprintf("the %s answers on its listen.admin (%s by default) and on its listen.socket", what, adminDefaults[what]))
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return terminal.Fail(terminal.ExitRefused, err, "the socket is open to root and the group hearth")

@@ -29,7 +29,12 @@ func (a *app) explain() *cobra.Command {
 		Long: `Explain asks the router where a chat request with this prompt would go now: which
 target, which endpoint, for which reason and at which cost next to the others.
 Nothing is sent to an engine and nothing is reserved. --request reads a whole
-request body instead ("-" is standard input).`,
+request body instead ("-" is standard input).
+
+The cost is the time that the router expects, in these parts: PREFILL of the
+prompt's tokens that are not warm, BACKLOG of such tokens before it, DECODE beside
+what runs, QUEUE for a slot, and OTHER: a prefix that is not there, little memory
+left, a degraded device. A suspended endpoint did not answer the router lately.`,
 		Example: `  hearth explain "Tell me a story"
   hearth explain --model llama --request body.json --json`,
 		Args: cobra.MaximumNArgs(1),
@@ -101,6 +106,9 @@ func chatRequest(ctx context.Context, c *routeradmin.Client, prompt, model strin
 		if err != nil {
 			return nil, err
 		}
+		if len(models) == 0 {
+			return nil, terminal.Fail(terminal.ExitNotFound, errors.New("the router knows no model"), "list models: with their targets in its configuration")
+		}
 		if len(models) != 1 {
 			var names []string
 			for _, m := range models {
@@ -147,6 +155,17 @@ func (a *app) showExplanation(e routeradmin.Explanation) error {
 	return failure
 }
 
+// stateOf names the state of a candidate as `hearth status` does.
+func stateOf(tier string) string {
+	switch tier {
+	case "usable":
+		return "serving"
+	case "both":
+		return "suspended, unhealthy"
+	}
+	return tier
+}
+
 func (a *app) showCandidates(t pool.TargetExplanation) error {
 	seconds := func(s float64) string { return strconv.FormatFloat(s*1000, 'f', 1, 64) + " ms" }
 	var rows [][]string
@@ -156,11 +175,12 @@ func (a *app) showCandidates(t pool.TargetExplanation) error {
 			mark = "*"
 		}
 		rows = append(rows, []string{
-			mark, c.ID, c.Tier, strconv.Itoa(c.CreditTokens), seconds(c.Cost), seconds(c.Prefill), seconds(c.Backlog), seconds(c.Decode), seconds(c.Queue),
+			mark, c.ID, stateOf(c.Tier), strconv.Itoa(c.CreditTokens), seconds(c.Cost), seconds(c.Prefill), seconds(c.Backlog), seconds(c.Decode), seconds(c.Queue),
+			seconds(c.Memory + c.Sticky + c.Handicap),
 		})
 	}
 	if len(rows) == 0 {
 		return nil
 	}
-	return terminal.Table(a.Out, []string{"", "ENDPOINT", "STATE", "WARM TOKENS", "COST", "PREFILL", "BACKLOG", "DECODE", "QUEUE"}, rows)
+	return terminal.Table(a.Out, []string{"", "ENDPOINT", "STATE", "WARM TOKENS", "COST", "PREFILL", "BACKLOG", "DECODE", "QUEUE", "OTHER"}, rows)
 }

@@ -24,12 +24,19 @@ type fakeRouter struct{ models []admin.Model }
 func (fakeRouter) Status() admin.Status {
 	return admin.Status{
 		Name: "router-1", Listeners: map[string]string{"ingress": "127.0.0.1:7400"}, InFlight: 3, Endpoints: 2, Models: 1,
-		Nodes:  []admin.Node{{Node: "node-1", Connected: true}, {Node: "node-2", Address: "127.0.0.1:7411", AgeSeconds: 12, LastError: "refused"}},
-		Config: admin.Config{Error: "the new file is invalid"},
+		Nodes:    []admin.Node{{Node: "node-1", Connected: true}, {Node: "node-2", Address: "127.0.0.1:7411", AgeSeconds: 12, LastError: "refused"}},
+		Config:   admin.Config{Error: "the new file is invalid\n> 3 | models: x"},
+		Problems: []string{"not taken: the new file is invalid\n> 3 | models: x"},
 	}
 }
 
-func (fakeRouter) Endpoints() []admin.Endpoint { return []admin.Endpoint{{ID: "node-1/engine-1"}} }
+func (fakeRouter) Endpoints() []admin.Endpoint {
+	return []admin.Endpoint{
+		{ID: "node-1/engine-1", Pool: "sim", Health: "healthy", Reachable: true, Served: []string{"demo-v1"}},
+		{ID: "node-2/engine-3", Pool: "sim", Health: "healthy", Reachable: true, Suspended: true},
+		{ID: "node-2/engine-4", Pool: "other", Health: "healthy", Reachable: true},
+	}
+}
 
 func (f fakeRouter) Models() []admin.Model { return f.models }
 
@@ -48,7 +55,7 @@ func (fakeRouter) Explain(body []byte) (admin.Explanation, error) {
 		Model: "demo", Pool: "sim", Served: "demo-v1", Chosen: "node-1/engine-1", Reason: "prefix", Credit: 64,
 		Targets: []pool.TargetExplanation{{Pool: "sim", ServedModel: "demo-v1", Weight: 1, Ready: true, Candidates: []pick.Term{
 			{ID: "node-1/engine-1", Tier: "usable", Chosen: true, Cost: 0.0125, CreditTokens: 64},
-			{ID: "node-2/engine-3", Tier: "usable", Cost: 0.5},
+			{ID: "node-2/engine-3", Tier: "usable", Cost: 0.5, Prefill: 0.05, Sticky: 0.4, Handicap: 0.05},
 		}}},
 	}, nil
 }
@@ -72,7 +79,7 @@ func TestExplainSaysWhereAPromptWouldGoAndWhy(t *testing.T) {
 	}
 	for _, want := range []string{
 		"demo goes to node-1/engine-1 in pool sim as demo-v1: prefix, about 64 prompt tokens are warm there",
-		"target demo-v1 in pool sim, weight 1, ready: yes", "*  node-1/engine-1", "12.5 ms", "500.0 ms",
+		"target demo-v1 in pool sim, weight 1, ready: yes", "*  node-1/engine-1", "12.5 ms", "500.0 ms", "serving", "OTHER", "450.0 ms",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("explanation lacks %q:\n%s", want, out)
@@ -130,7 +137,7 @@ func TestStatusShowsTheRouterBesideTheNodes(t *testing.T) {
 	if code != terminal.ExitOK {
 		t.Errorf("status %d: %s", code, complaint)
 	}
-	for _, want := range []string{"router-1", "1 of 2", "demo-v1", "LOST NODE", "12s ago", "router-1: the new file is invalid"} {
+	for _, want := range []string{"router-1", "1 of 2", "demo-v1", "LOST NODE", "12s ago", "1 of 2", "router-1: not taken: the new file is invalid\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("status lacks %q:\n%s", want, out)
 		}

@@ -158,7 +158,7 @@ func (a *app) showStatus(said statusAnswer) error {
 		for _, problem := range r.Problems {
 			problems = append(problems, r.Name+": "+problem)
 		}
-		if r.Config.Error != "" {
+		if told := func(problem string) bool { return strings.Contains(problem, r.Config.Error) }; r.Config.Error != "" && !slices.ContainsFunc(r.Problems, told) {
 			problems = append(problems, r.Name+": "+r.Config.Error)
 		}
 	}
@@ -179,7 +179,8 @@ func (a *app) showStatus(said statusAnswer) error {
 		if i == 0 {
 			fmt.Fprintln(a.Out, "\nPROBLEMS")
 		}
-		fmt.Fprintln(a.Out, terminal.Plain(problem))
+		first, _, _ := strings.Cut(problem, "\n") // the rest shows the file's lines
+		fmt.Fprintln(a.Out, terminal.Plain(first))
 	}
 	return nil
 }
@@ -194,13 +195,16 @@ func routerSections(r *routerState) []section {
 	}
 	router.rows = append(router.rows, []string{
 		r.Name, r.Listeners["ingress"], strconv.FormatInt(r.InFlight, 10), fmt.Sprintf("%d of %d", connected, len(r.Nodes)),
-		strconv.Itoa(r.Status.Endpoints), strconv.Itoa(r.Status.Models),
+		ofTotal(r.Endpoints, r.Status.Endpoints), strconv.Itoa(r.Status.Models),
 	})
 	served := section{header: []string{"MODEL", "POOL", "SERVED AS", "WEIGHT", "READY", "ENDPOINTS"}}
 	for _, m := range r.Models {
 		for _, t := range m.Targets {
+			serving := slices.DeleteFunc(slices.Clone(r.Endpoints), func(e routeradmin.Endpoint) bool {
+				return e.Pool != t.Pool || len(e.Served) > 0 && !slices.Contains(e.Served, t.ServedModel)
+			})
 			served.rows = append(served.rows, []string{
-				m.Name, t.Pool, t.ServedModel, strconv.Itoa(t.Weight), yesNo(t.Ready), strconv.Itoa(t.Endpoints),
+				m.Name, t.Pool, t.ServedModel, strconv.Itoa(t.Weight), yesNo(t.Ready && slices.ContainsFunc(serving, usable)), ofTotal(serving, t.Endpoints),
 			})
 		}
 	}
@@ -216,6 +220,22 @@ func routerSections(r *routerState) []section {
 		lost.rows = append(lost.rows, []string{n.Node, n.Address, age, n.LastError})
 	}
 	return []section{router, served, lost}
+}
+
+// usable reports whether a router gives an endpoint requests while it can.
+func usable(e routeradmin.Endpoint) bool {
+	return e.Reachable && !e.Suspended && !e.Draining && e.Health != device.Unhealthy.String()
+}
+
+// ofTotal counts the usable endpoints of a list: "1 of 2".
+func ofTotal(list []routeradmin.Endpoint, total int) string {
+	count := 0
+	for _, e := range list {
+		if usable(e) {
+			count++
+		}
+	}
+	return fmt.Sprintf("%d of %d", count, max(total, len(list)))
 }
 
 func yesNo(b bool) string {
