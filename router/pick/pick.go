@@ -22,14 +22,14 @@ const (
 	ReasonTie         Reason = "tie"          // one of several equal ones, by Request.Tie
 	ReasonTurn        Reason = "round-robin"  // Config.RoundRobin
 	ReasonLeastBad    Reason = "least-bad"    // only unhealthy ones are left
-	ReasonPanic       Reason = "panic"        // only suspended ones are left
+	ReasonLastResort  Reason = "last-resort"  // only suspended ones are left
 )
 
 // Reasons lists every Reason, for metrics that want the whole set.
 func Reasons() []Reason {
 	return []Reason{
 		ReasonNone, ReasonOnlyOne, ReasonPinned, ReasonPrefix, ReasonSaturated, ReasonCold,
-		ReasonLeastLoaded, ReasonTie, ReasonTurn, ReasonLeastBad, ReasonPanic,
+		ReasonLeastLoaded, ReasonTie, ReasonTurn, ReasonLeastBad, ReasonLastResort,
 	}
 }
 
@@ -269,7 +269,7 @@ func decide(req *Request, candidates []Candidate, cfg *Config, index int, t tier
 		case tierUnhealthy:
 			d.Reason = ReasonLeastBad
 		case tierSuspended, tierBoth:
-			d.Reason = ReasonPanic
+			d.Reason = ReasonLastResort
 		}
 	}
 	return d

@@ -92,7 +92,7 @@ func TestPickChoosesForTheReasonItGives(t *testing.T) {
 				c.Health = Unhealthy
 			}
 		}, Config{}, 1, ReasonLeastBad, true},
-		{"suspended serves when nothing else is left", &Request{}, 3, func(_ int, c *Candidate) { c.Suspended = true }, Config{}, -2, ReasonPanic, true},
+		{"suspended serves when nothing else is left", &Request{}, 3, func(_ int, c *Candidate) { c.Suspended = true }, Config{}, -2, ReasonLastResort, true},
 		{"a pin is obeyed", &Request{Pin: "node-1/engine"}, 3, func(i int, c *Candidate) { c.InFlight = 100 * i }, Config{}, 1, ReasonPinned, false},
 		{"a pin to a drained endpoint is refused", &Request{Pin: "node-1/engine"}, 3, func(i int, c *Candidate) { c.Draining = i == 1 }, Config{}, -1, ReasonNone, false},
 		{"a pin to nobody is refused", &Request{Pin: "x"}, 3, nil, Config{}, -1, ReasonNone, false},
