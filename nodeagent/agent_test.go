@@ -234,7 +234,7 @@ func TestRefusalsSayWhyAndWhatToDo(t *testing.T) {
 		hint bool
 	}{
 		{pullOther, admin.CodeNotAllowed, true},
-		{pullGone, admin.CodeSourceFailed, true},
+		{pullGone, admin.CodeUnknownRef, true},
 		{pullBad, admin.CodeBadRequest, false},
 		{pullTCP, admin.CodeReadOnly, true},
 		{inject, admin.CodeInjectDisabled, true},

@@ -279,8 +279,12 @@ func (p *Puller) Remove(ctx context.Context, ref artifact.Ref) error {
 	m, found := p.store.pinned(ref)
 	if !found {
 		p.mu.Lock()
+		_, failed := p.refFailed[ref]
 		delete(p.refFailed, ref)
 		p.mu.Unlock()
+		if failed {
+			return nil // it was known for its failure alone
+		}
 		return fmt.Errorf("remove %s: %w", ref, ErrUnknown)
 	}
 	if p.store.leased(m.Digest) {

@@ -99,7 +99,9 @@ func (p *Puller) runResolve(ctx context.Context, key resolveKey, r *resolve, sou
 			break
 		}
 	}
-	if err != nil {
+	if said, ok := errors.AsType[*source.Error](err); ok && said.Op == "resolve" {
+		err = classified(err) // it names the ref
+	} else if err != nil {
 		err = fmt.Errorf("resolve %s: %w", key.ref, classified(err))
 	}
 	r.m, r.err = m, err

@@ -299,6 +299,7 @@ func errorOf(err error) *Error {
 		status int
 		hint   string
 	}{
+		{source.ErrProtocol, CodeSourceFailed, http.StatusBadGateway, ""}, // a source's invalid answer is not the caller's fault
 		{artifact.ErrInvalid, CodeBadRequest, http.StatusBadRequest, ""},
 		{errBody, CodeBadRequest, http.StatusBadRequest, ""},
 		{weightcache.ErrNotAllowed, CodeNotAllowed, http.StatusForbidden, "add a pattern for it under sources[].refs in the agent's configuration"},
@@ -308,14 +309,13 @@ func errorOf(err error) *Error {
 		{weightcache.ErrNoSpace, CodeNoSpace, http.StatusInsufficientStorage, "raise weights.budget or remove a model"},
 		{weightcache.ErrBroken, CodeBroken, http.StatusUnprocessableEntity, ""},
 		{weightcache.ErrMismatch, CodeBroken, http.StatusUnprocessableEntity, ""},
-		{source.ErrNotFound, CodeSourceFailed, http.StatusBadGateway, "check the name and the revision"},
+		{source.ErrNotFound, CodeUnknownRef, http.StatusNotFound, "check the name and the revision"},
 		{source.ErrUnauthorized, CodeSourceFailed, http.StatusBadGateway, "check the source's tokenFile"},
 		{source.ErrForbidden, CodeSourceFailed, http.StatusBadGateway, "the token may need access to a gated model"},
 		{source.ErrThrottled, CodeSourceFailed, http.StatusBadGateway, ""},
 		{source.ErrUnavailable, CodeSourceFailed, http.StatusBadGateway, ""},
 		{source.ErrChanged, CodeSourceFailed, http.StatusBadGateway, "pull again with --refresh"},
 		{source.ErrNoRange, CodeSourceFailed, http.StatusBadGateway, ""},
-		{source.ErrProtocol, CodeSourceFailed, http.StatusBadGateway, ""},
 		{context.Canceled, CodeBusy, http.StatusServiceUnavailable, "the agent is stopping or the caller left"},
 	} {
 		if errors.Is(err, known.is) {

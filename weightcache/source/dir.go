@@ -87,6 +87,9 @@ func (d *Dir) Resolve(ctx context.Context, ref artifact.Ref) (*artifact.Listing,
 	if err != nil {
 		return nil, d.refuse("resolve", describe(ref, ""), err)
 	}
+	if len(files) == 0 {
+		return nil, d.refuse("resolve", describe(ref, ""), fmt.Errorf("%w: the folder holds no files", ErrProtocol))
+	}
 	slices.SortFunc(files, func(a, b artifact.File) int { return strings.Compare(a.Path, b.Path) })
 	if err := artifact.CheckFiles(files, true); err != nil {
 		return nil, d.refuse("resolve", describe(ref, ""), fmt.Errorf("%w: %w", ErrProtocol, err))
@@ -275,6 +278,9 @@ func validator(info fs.FileInfo) string {
 
 // fileError maps a file system's error to a sentinel.
 func fileError(err error) error {
+	if said, ok := errors.AsType[*fs.PathError](err); ok && strings.HasSuffix(said.Op, "at") {
+		err = fmt.Errorf("%s: %w", said.Path, said.Err) // without the name of a system call
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: %w", ErrNotFound, err)
