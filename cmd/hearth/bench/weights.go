@@ -230,7 +230,7 @@ func (w *weightsBench) landing(ctx context.Context, n int) (Row, error) {
 		return min(parts[0], parts[1], parts[2]), nil
 	}
 	row, err := pairs(Row{
-		Name: "landing_rate_1GiB", Unit: "B/s", Better: higher, Aim: 0.9,
+		Name: fmt.Sprintf("landing_rate_%dGiB", landingSize), Unit: "B/s", Better: higher, Aim: 0.9,
 		Note: "pull of files of 1 GiB to Ready (resolved, received, hashed, synced, published)",
 	}, "slowest of the limits", n, own, limit)
 	if err != nil {
