@@ -169,6 +169,8 @@ func (r *Router) Run(ctx context.Context) error {
 	}
 	group.Go(func() error { return r.feed.Run(outlast) })
 	close(r.ready)
+	r.log.Info("router is ready", slog.String("name", r.cfg.Name), slog.String("ingress", r.cfg.Listen.Ingress))
+	defer r.log.Info("router stopped")
 	err = group.Wait()
 	r.transport.CloseIdleConnections()
 	stopMeter()

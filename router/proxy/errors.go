@@ -39,7 +39,7 @@ func refusalFor(err error, model string) *Refusal {
 		return refusal
 	case errors.Is(err, ErrUnknownModel):
 		r := invalid(http.StatusNotFound, "model_not_found", "unknown-model",
-			"The model `"+clip(model)+"` does not exist.")
+			"The model `"+clip(model)+"` does not exist. GET /v1/models lists those that do.")
 		r.Param = "model"
 		return r
 	case errors.Is(err, ErrUnmetNeeds):

@@ -108,7 +108,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/v1/models/"):
 			p.showModel(w, r, strings.TrimPrefix(r.URL.Path, "/v1/models/"))
-		case !plainPath(r.URL.Path):
+		case r.URL.Path != "/" && !plainPath(r.URL.Path):
 			p.refuse(w, r, p.begin(w, r, "other"), invalid(http.StatusBadRequest, "invalid_url", "bad-path",
 				"The path must not have empty, . or .. segments."))
 		case strings.HasPrefix(r.URL.Path, "/v1/responses/"):
@@ -117,7 +117,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			p.inference(w, r, route{path: "/v1/*", anyMethod: true})
 		default:
 			p.refuse(w, r, p.begin(w, r, "other"), invalid(http.StatusNotFound, "unknown_url", "unknown-path",
-				"Unknown request URL: "+r.Method+" "+clip(r.URL.Path)+"."))
+				"Unknown request URL: "+r.Method+" "+clip(r.URL.Path)+". Requests go to /v1/chat/completions and its like; GET /v1/models lists the models."))
 		}
 	}
 }

@@ -64,6 +64,7 @@ func TestRefusalsAreOpenAIErrorsAndNeverReachAnEngine(t *testing.T) {
 		{"POST", "/v1/responses", `{"model":"m","previous_response_id":"resp_x"}`, "", 404, "response_not_found"},
 		{"GET", "/v1/responses/resp_x", ``, "", 404, "response_not_found"},
 		{"GET", "/v1/models/nope", ``, "", 404, "model_not_found"},
+		{"GET", "/", ``, "", 404, "unknown_url"},
 		{"GET", "/nope", ``, "", 404, "unknown_url"},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), c.method, r.url+c.path, strings.NewReader(c.body))
