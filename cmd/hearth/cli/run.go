@@ -56,10 +56,13 @@ and JSON lines otherwise, at the level in $HEARTH_LOG (debug, info, warn or erro
 			agent, err := nodeagent.New(*config, nodeagent.Options{
 				Version: readBuild().Version, Log: terminal.Logger(a.Err, os.Getenv(envLog)),
 			})
-			if err != nil {
-				return err
+			if err == nil {
+				err = untilStopped(command.Context(), agent.Run)
 			}
-			return untilStopped(command.Context(), agent.Run)
+			return hinted(err, []setting{
+				{"weights.dir", config.Weights.Dir}, {"weights.viewsDir", config.Weights.ViewsDir},
+				{"health.stateDir", config.Health.StateDir}, {"listen.socket", config.Listen.Socket},
+			})
 		},
 	}
 	configFlag(command, &file)
@@ -84,10 +87,10 @@ It logs text on a terminal and JSON lines otherwise, at the level in $HEARTH_LOG
 			r, err := router.New(*config, router.Options{
 				ConfigFile: file, Version: readBuild().Version, Log: terminal.Logger(a.Err, os.Getenv(envLog)),
 			})
-			if err != nil {
-				return err
+			if err == nil {
+				err = untilStopped(command.Context(), r.Run)
 			}
-			return untilStopped(command.Context(), r.Run)
+			return hinted(err, []setting{{"metering.file", config.Metering.File}, {"listen.socket", config.Listen.Socket}})
 		},
 	}
 	configFlag(command, &file)

@@ -86,7 +86,12 @@ func Plain(s string) string {
 // Logger gives the log of a long-running command: text on a terminal, JSON
 // lines otherwise. level is debug, info, warn or error; anything else is info.
 func Logger(w io.Writer, level string) *slog.Logger {
-	options := &slog.HandlerOptions{}
+	options := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration {
+			a.Value = slog.StringValue(a.Value.Duration().String()) // JSON has nanoseconds otherwise
+		}
+		return a
+	}}
 	var parsed slog.Level
 	if parsed.UnmarshalText([]byte(level)) == nil {
 		options.Level = parsed
