@@ -60,8 +60,10 @@ and JSON lines otherwise, at the level in $HEARTH_LOG (debug, info, warn or erro
 				err = untilStopped(command.Context(), agent.Run)
 			}
 			return hinted(err, []setting{
-				{"weights.dir", config.Weights.Dir}, {"weights.viewsDir", config.Weights.ViewsDir},
-				{"health.stateDir", config.Health.StateDir}, {"listen.socket", config.Listen.Socket},
+				{"weights.dir", config.Weights.Dir},
+				{"weights.viewsDir", config.Weights.ViewsDir},
+				{"health.stateDir", config.Health.StateDir},
+				{"listen.socket", config.Listen.Socket},
 			})
 		},
 	}
