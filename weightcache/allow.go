@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -74,15 +75,17 @@ func matchRef(pattern string, ref artifact.Ref) bool {
 	return err == nil && matched
 }
 
+// Covers reports whether a pattern of the rule covers a ref.
+func (r Rule) Covers(ref artifact.Ref) bool {
+	return slices.ContainsFunc(r.Refs, func(pattern string) bool { return matchRef(pattern, ref) })
+}
+
 // allowed gives the sources that may serve a ref, in the order of the rules.
 func (p *Puller) allowed(ref artifact.Ref) ([]source.Source, error) {
 	var sources []source.Source
 	for _, r := range p.rules {
-		for _, pattern := range r.Refs {
-			if matchRef(pattern, ref) {
-				sources = append(sources, r.Source)
-				break
-			}
+		if r.Covers(ref) {
+			sources = append(sources, r.Source)
 		}
 	}
 	if len(sources) == 0 {
