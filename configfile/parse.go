@@ -137,7 +137,7 @@ func (s source) header(body *ast.MappingNode, kind string, into reflect.Type) (*
 
 func (s source) wrap(err error) error {
 	if place, ok := errors.AsType[yaml.Error](err); ok {
-		return s.fail(place.GetToken(), place.GetMessage())
+		return s.fail(place.GetToken(), plainTypes(place.GetMessage()))
 	}
 	return fmt.Errorf("%s: %w: %w", s.name, ErrInvalid, err)
 }
