@@ -41,7 +41,11 @@ func (c component) load(path, node string) (validator, error) {
 		c.setNode(config, node)
 	}
 	if err := config.Validate(); err != nil {
-		return nil, fmt.Errorf("check %s: %w", path, err)
+		err = fmt.Errorf("check %s: %w", path, err)
+		if c.setNode != nil && node == "" && strings.Contains(err.Error(), `node: is ""`) {
+			return nil, terminal.Fail(terminal.ExitFailure, err, "a file for every node leaves it out; give it with --node NAME")
+		}
+		return nil, err
 	}
 	return config, nil
 }
@@ -69,8 +73,12 @@ func (a *app) config() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := c.load(args[0], node); err != nil {
+			config, err := c.load(args[0], node)
+			if err != nil {
 				return err
+			}
+			for _, odd := range advice(config) {
+				fmt.Fprintf(a.Err, "warning: %s\n", odd)
 			}
 			fmt.Fprintf(a.Out, "%s: a valid %s\n", args[0], c.kind)
 			return nil
