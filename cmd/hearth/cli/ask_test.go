@@ -189,6 +189,7 @@ func TestAnotherListenerThanTheAdminOneIsCalledThat(t *testing.T) {
 	for want, args := range map[string][]string{
 		"admin listener of an agent\nhint: the agent":  {"models", "list", "--addr", ingress.URL},
 		"admin listener of a router\nhint: the router": {"explain", "x", "--addr", ingress.URL},
+		"admin listener of an agent\nhint":             {"nodes", "--addr", startRouter(t, "demo")},
 	} {
 		_, complaint, code := hearth(t, args...)
 		if code != terminal.ExitUnreachable || !strings.Contains(complaint, want) {

@@ -71,7 +71,10 @@ func onAgents[T any](ctx context.Context, places []place, call func(context.Cont
 
 // agentError gives an agent's error an exit status and a hint.
 func agentError(err error, p place) error {
-	if said, ok := errors.AsType[*admin.Error](err); ok {
+	if said, ok := errors.AsType[*admin.Error](err); ok && said.Code == "" {
+		// A router's admin listener refuses an agent's calls without a code.
+		err = fmt.Errorf("call agent at %s: %w", p, admin.ErrNotAdmin)
+	} else if ok {
 		code := terminal.ExitFailure
 		hint := said.Hint
 		switch said.Code {
@@ -106,6 +109,10 @@ var adminDefaults = map[string]string{
 	"router": net.JoinHostPort("127.0.0.1", strconv.Itoa(identity.PortRouterAdmin)),
 }
 
+func adminHint(what string) string {
+	return fmt.Sprintf("the %s answers on its listen.admin (%s by default) and on its listen.socket", what, adminDefaults[what])
+}
+
 // unreachable explains why a connection failed; another error stays as it is.
 func unreachable(what string, err error) error {
 	if errors.Is(err, context.Canceled) {
@@ -113,8 +120,12 @@ func unreachable(what string, err error) error {
 	}
 	// A listener that speaks gRPC alone answers an HTTP/1 request with bytes
 	// that net/http has no error of its own for.
-	if errors.Is(err, admin.ErrNotAdmin) || errors.Is(err, routeradmin.ErrNotAdmin) || strings.Contains(err.Error(), "malformed HTTP") {
-		return terminal.Fail(terminal.ExitUnreachable, err, fmt.Sprintf("the %s answers on its listen.admin (%s by default) and on its listen.socket", what, adminDefaults[what]))
+	if strings.Contains(err.Error(), "malformed HTTP") {
+		err = fmt.Errorf("ask the %s: this is not its admin listener, and speaks no HTTP/1", what)
+		return terminal.Fail(terminal.ExitUnreachable, err, adminHint(what))
+	}
+	if errors.Is(err, admin.ErrNotAdmin) || errors.Is(err, routeradmin.ErrNotAdmin) {
+		return terminal.Fail(terminal.ExitUnreachable, err, adminHint(what))
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return terminal.Fail(terminal.ExitRefused, err, "the socket is open to root and the group hearth")

@@ -143,7 +143,7 @@ func (a *app) showExplanation(e routeradmin.Explanation) error {
 		}
 	}
 	for _, t := range e.Targets {
-		fmt.Fprintf(a.Out, "\ntarget %s in pool %s, weight %d, ready: %s", terminal.Plain(t.ServedModel), t.Pool, t.Weight, yesNo(t.Ready))
+		fmt.Fprintf(a.Out, "\ntarget %s in pool %s, weight %d, artifact ready: %s", terminal.Plain(t.ServedModel), t.Pool, t.Weight, yesNo(t.Ready))
 		if t.Skipped != "" {
 			fmt.Fprintf(a.Out, ", not taken: %s", terminal.Plain(t.Skipped))
 		}

@@ -79,7 +79,7 @@ func TestExplainSaysWhereAPromptWouldGoAndWhy(t *testing.T) {
 	}
 	for _, want := range []string{
 		"demo goes to node-1/engine-1 in pool sim as demo-v1: prefix, about 64 prompt tokens are warm there",
-		"target demo-v1 in pool sim, weight 1, ready: yes", "*  node-1/engine-1", "12.5 ms", "500.0 ms", "serving", "OTHER", "450.0 ms",
+		"target demo-v1 in pool sim, weight 1, artifact ready: yes", "*  node-1/engine-1", "12.5 ms", "500.0 ms", "serving", "OTHER", "450.0 ms",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("explanation lacks %q:\n%s", want, out)
