@@ -95,7 +95,7 @@ func markdown(w *bytes.Buffer, r Report, plot string, first bool) {
 			ratio = fmt.Sprintf("%.2f", ratioOf(row))
 		}
 		if row.Aim != 0 {
-			aim = fmt.Sprintf("%.3g", row.Aim)
+			aim = figure(row.Aim)
 		}
 		met := "yes"
 		if !row.Met {
@@ -111,6 +111,9 @@ func figure(v float64) string {
 		return fmt.Sprintf("%.2f G", v/1e9)
 	case v >= 1e6:
 		return fmt.Sprintf("%.1f M", v/1e6)
+	}
+	if v >= 100 {
+		return fmt.Sprintf("%.0f", v)
 	}
 	return fmt.Sprintf("%.3g", v)
 }
