@@ -130,6 +130,22 @@ func (p *Process) End(grace time.Duration) {
 	}
 }
 
+// Signal sends a signal to the group of a process that has not ended.
+func (p *Process) Signal(signal syscall.Signal) {
+	select {
+	case <-p.done:
+	default:
+		_ = syscall.Kill(-p.cmd.Process.Pid, signal) // gone just now: Done tells
+	}
+}
+
+// PID is the child's process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Err is how the process ended, nil for status 0. It is valid once Done is
+// closed.
+func (p *Process) Err() error { return p.err }
+
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
