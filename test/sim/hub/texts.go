@@ -42,8 +42,10 @@ func writeTexts(dir string, hidden, layers int64) error {
 	return nil
 }
 
-// tokenizer is a byte-level BPE without merges: three special tokens and one
-// token for each byte, in the format of the tokenizers library.
+// tokenizer is a byte-level BPE without merges: three special tokens, one
+// token for each byte, and words up to vocabSize, in the format of the
+// tokenizers library. A text has as many tokens as bytes; the words, which no
+// text is encoded to, give every id that a model may answer with a text.
 func tokenizer() map[string]any {
 	vocab, added := map[string]int{}, []map[string]any{}
 	for i, s := range []string{"<s>", "</s>", "<unk>"} {
@@ -54,6 +56,9 @@ func tokenizer() map[string]any {
 	}
 	for _, r := range byteAlphabet() {
 		vocab[string(r)] = len(vocab)
+	}
+	for id := len(vocab); id < vocabSize; id++ {
+		vocab[fmt.Sprintf("%cword%d", byteAlphabet()[' '], id)] = id
 	}
 	byteLevel := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}
 	return map[string]any{
