@@ -47,15 +47,14 @@ func (s *Store) supersededPath(m *artifact.Manifest) string {
 	return s.path(refsDir, recordName(m.Ref)+supersededTag+m.Digest.Short()+recordSuffix)
 }
 
-// loadRecords reads every record. A bad one is moved to quarantine. One of a
+// readRecords reads every record and gives those for quarantine. One of a
 // newer version, or one that cannot be read now, stops the open before anything
 // changes: its artifact's files would else be removed as nobody's.
-func (s *Store) loadRecords() error {
+func (s *Store) readRecords() (bad []string, err error) {
 	entries, err := s.fs.ReadDir(s.path(refsDir))
-	if err != nil {
-		return err
+	if err != nil && !notExist(err) {
+		return nil, err
 	}
-	var bad []string
 	var superseded []*artifact.Manifest
 	supersededPaths := map[*artifact.Manifest]string{}
 	for _, e := range entries {
@@ -67,12 +66,12 @@ func (s *Store) loadRecords() error {
 		m, err := s.readRecord(path)
 		switch {
 		case errors.Is(err, artifact.ErrNewer):
-			return fmt.Errorf("%w: record %s", ErrNewer, e.Name())
+			return nil, fmt.Errorf("%w: record %s", ErrNewer, e.Name())
 		case errors.Is(err, artifact.ErrInvalid), errors.Is(err, durable.ErrTooLong), errors.Is(err, syscall.EIO):
 			s.log.Error("record is unreadable, moving it to quarantine", slog.String("path", path), slog.Any("error", err))
 			bad = append(bad, path)
 		case err != nil:
-			return err
+			return nil, err
 		case strings.Contains(e.Name(), supersededTag):
 			superseded = append(superseded, m)
 			supersededPaths[m] = path
@@ -91,12 +90,7 @@ func (s *Store) loadRecords() error {
 		}
 		s.addRecordLocked(m)
 	}
-	for _, path := range bad {
-		if err := s.quarantine(path); err != nil {
-			return err
-		}
-	}
-	return s.loadReady()
+	return bad, nil
 }
 
 // readRecord reads and checks one record.

@@ -170,6 +170,10 @@ func Open(opts Options) (*Store, error) {
 }
 
 func (s *Store) open() error {
+	// What a newer version wrote is refused before anything is made here.
+	if err := s.readFormat(); err != nil && !notExist(err) {
+		return err
+	}
 	if err := durable.MkdirAllSynced(s.fs, s.dir, 0o700); err != nil {
 		return err
 	}
@@ -179,6 +183,10 @@ func (s *Store) open() error {
 	}
 	s.lock = lock
 	if err := s.checkFormat(); err != nil {
+		return err
+	}
+	bad, err := s.readRecords()
+	if err != nil {
 		return err
 	}
 	if err := s.fs.Chmod(s.dir, 0o700); err != nil {
@@ -196,7 +204,12 @@ func (s *Store) open() error {
 	if err := s.fs.Chmod(s.views, 0o755); err != nil {
 		return err
 	}
-	if err := s.loadRecords(); err != nil {
+	for _, path := range bad {
+		if err := s.quarantine(path); err != nil {
+			return err
+		}
+	}
+	if err := s.loadReady(); err != nil {
 		return err
 	}
 	if err := s.loadBlobs(); err != nil {
@@ -222,25 +235,10 @@ func bootID(id string) (boot [bootBytes]byte) {
 	return boot
 }
 
-// checkFormat reads the version, or writes it into a directory that holds
-// nothing foreign.
-func (s *Store) checkFormat() error {
+// readFormat reads the version. Errors wrap fs.ErrNotExist where there is none
+// and ErrNewer.
+func (s *Store) readFormat() error {
 	data, err := durable.ReadFile(s.fs, s.path(formatFile), 64)
-	if notExist(err) {
-		entries, err := s.fs.ReadDir(s.dir)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			switch name := e.Name(); {
-			case name == lockFile, durable.IsTemp(name):
-			default:
-				return fmt.Errorf("the directory holds %q and no %s file: it is no weight store, and only an empty directory becomes one", name, formatFile)
-			}
-		}
-		text := formatPrefix + strconv.Itoa(FormatVersion) + "\n"
-		return durable.WriteFile(s.fs, s.path(formatFile), []byte(text), 0o600)
-	}
 	if err != nil {
 		return err
 	}
@@ -253,6 +251,28 @@ func (s *Store) checkFormat() error {
 		return fmt.Errorf("%w: version %d, this code knows %d", ErrNewer, version, FormatVersion)
 	}
 	return nil
+}
+
+// checkFormat reads the version, or writes it into a directory that holds
+// nothing foreign.
+func (s *Store) checkFormat() error {
+	err := s.readFormat()
+	if !notExist(err) {
+		return err
+	}
+	entries, err := s.fs.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == lockFile, durable.IsTemp(name):
+		default:
+			return fmt.Errorf("the directory holds %q and no %s file: it is no weight store, and only an empty directory becomes one", name, formatFile)
+		}
+	}
+	text := formatPrefix + strconv.Itoa(FormatVersion) + "\n"
+	return durable.WriteFile(s.fs, s.path(formatFile), []byte(text), 0o600)
 }
 
 // Close gives the store back. Pulls must have ended.
