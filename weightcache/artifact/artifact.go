@@ -85,6 +85,7 @@ type Listing struct {
 	Ref    Ref
 	Source string // configured name of the source
 	Commit string // 40 hex digits for hub; for dir the digest of the file lines
+	Access Access // to whom the source serves it
 	Files  []File // sorted by Path; SHA256 may be zero, GitSHA1 is then set
 }
 

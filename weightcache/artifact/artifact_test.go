@@ -42,7 +42,7 @@ func sample(t testing.TB) *Manifest {
 		t.Fatal(err)
 	}
 	m, err := NewManifest(&Listing{
-		Ref: ref, Source: "origin", Commit: strings.Repeat("ab", 20),
+		Ref: ref, Source: "origin", Commit: strings.Repeat("ab", 20), Access: AccessGated,
 		Files: []File{
 			{Path: "model.safetensors", Size: 20 << 20, SHA256: digestOf("weights"), LFS: true, GitSHA1: strings.Repeat("12", 20), Validator: `"etag"`},
 			{Path: "config.json", Size: 2, SHA256: digestOf("{}"), GitSHA1: strings.Repeat("34", 20)},
@@ -55,14 +55,14 @@ func sample(t testing.TB) *Manifest {
 	return m
 }
 
-func TestManifestOfVersionOneReadsAndWritesAsRecorded(t *testing.T) {
+func TestManifestReadsAndWritesAsRecorded(t *testing.T) {
 	t.Parallel()
 	m := sample(t)
 	data, err := m.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden, err := os.ReadFile("testdata/manifest_v1.json")
+	golden, err := os.ReadFile("testdata/manifest_v2.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,8 +73,30 @@ func TestManifestOfVersionOneReadsAndWritesAsRecorded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if back.Digest != m.Digest || len(back.Files) != 3 || back.Files[0].Kind != Other || back.Files[2].Kind != Weights {
+	if back.Digest != m.Digest || len(back.Files) != 3 || back.Files[0].Kind != Other || back.Files[2].Kind != Weights || back.Access != AccessGated {
 		t.Errorf("decoded %+v", back)
+	}
+}
+
+func TestManifestOfVersionOneIsReadAndItsAccessIsUnknown(t *testing.T) {
+	t.Parallel()
+	golden, err := os.ReadFile("testdata/manifest_v1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := DecodeManifest(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Version != 1 || m.Digest != sample(t).Digest || m.Access != AccessUnknown {
+		t.Errorf("decoded %+v", m)
+	}
+	if again, err := m.Encode(); err != nil || !bytes.Equal(again, golden) {
+		t.Errorf("encoded again it is\n%s\n%v", again, err)
+	}
+	now, err := m.WithAccess(AccessGated).Encode()
+	if want, _ := sample(t).Encode(); err != nil || !bytes.Equal(now, want) {
+		t.Errorf("with access it is\n%s\n%v", now, err)
 	}
 }
 
@@ -86,8 +108,10 @@ func TestManifestDecoderIsStrict(t *testing.T) {
 	}
 	text := string(data)
 	for name, change := range map[string]string{
-		"unknown field":  strings.Replace(text, `"version": 1`, `"version": 1, "more": 2`, 1),
-		"version 0":      strings.Replace(text, `"version": 1`, `"version": 0`, 1),
+		"unknown field":  strings.Replace(text, `"version": 2`, `"version": 2, "more": 2`, 1),
+		"version 0":      strings.Replace(text, `"version": 2`, `"version": 0`, 1),
+		"access in 1":    strings.Replace(text, `"version": 2`, `"version": 1`, 1),
+		"other access":   strings.Replace(text, `"gated"`, `"secret"`, 1),
 		"other digest":   strings.Replace(text, sample(t).Digest.String(), digestOf("x").String(), 1),
 		"other size":     strings.Replace(text, `"size": 7`, `"size": 8`, 1),
 		"path leaves":    strings.Replace(text, `"LICENSE"`, `"../LICENSE"`, 1),
@@ -101,7 +125,7 @@ func TestManifestDecoderIsStrict(t *testing.T) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
-	newer := strings.Replace(text, `"version": 1`, `"version": 2, "more": 3`, 1)
+	newer := strings.Replace(text, `"version": 2`, `"version": 3, "more": 3`, 1)
 	if _, err := DecodeManifest([]byte(newer)); !errors.Is(err, ErrNewer) {
 		t.Errorf("newer version: %v, want ErrNewer", err)
 	}
@@ -216,7 +240,10 @@ func FuzzDecodeManifest(f *testing.F) {
 	if golden, err := os.ReadFile("testdata/manifest_v1.json"); err == nil {
 		f.Add(golden)
 	}
-	f.Add([]byte(`{"version":2}`))
+	if golden, err := os.ReadFile("testdata/manifest_v2.json"); err == nil {
+		f.Add(golden)
+	}
+	f.Add([]byte(`{"version":3}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m, err := DecodeManifest(data)
 		if err != nil {

@@ -13,8 +13,8 @@ import (
 )
 
 // ManifestVersion is the version this code writes. It reads this one and the
-// one before (there is none before 1); a newer one is refused.
-const ManifestVersion = 1
+// one before; a newer one is refused.
+const ManifestVersion = 2
 
 // MaxManifestBytes is the longest encoded manifest in bytes: 256 MiB.
 const MaxManifestBytes = 256 << 20
@@ -28,6 +28,8 @@ type Manifest struct {
 	Ref     Ref    `json:"ref"`
 	Source  string `json:"source"`
 	Commit  string `json:"commit"`
+	// Access is what the source said when it was last asked; absent: unknown.
+	Access Access `json:"access,omitempty"`
 	// Files are sorted by Path; every SHA256 is set.
 	Files []File `json:"files"`
 }
@@ -55,7 +57,7 @@ func ComputeDigest(files []File) Digest {
 // derives kinds and computes the digest. Errors wrap ErrInvalid.
 func NewManifest(l *Listing) (*Manifest, error) {
 	m := &Manifest{
-		Version: ManifestVersion, Ref: l.Ref, Source: l.Source, Commit: l.Commit,
+		Version: ManifestVersion, Ref: l.Ref, Source: l.Source, Commit: l.Commit, Access: l.Access,
 		Files: slices.Clone(l.Files),
 	}
 	for i := range m.Files {
@@ -89,7 +91,7 @@ func (m *Manifest) File(p string) (File, bool) {
 
 // Listing gives back what a source needs to open the files.
 func (m *Manifest) Listing() *Listing {
-	return &Listing{Ref: m.Ref, Source: m.Source, Commit: m.Commit, Files: m.Files}
+	return &Listing{Ref: m.Ref, Source: m.Source, Commit: m.Commit, Access: m.Access, Files: m.Files}
 }
 
 // Check validates everything about a manifest, including that Digest is that
@@ -100,6 +102,9 @@ func (m *Manifest) Check() error {
 	}
 	if m.Version < 1 {
 		return fmt.Errorf("check manifest: %w: version %d", ErrInvalid, m.Version)
+	}
+	if err := m.Access.check(m.Version); err != nil {
+		return err
 	}
 	if _, err := ParseRef(m.Ref.String()); err != nil {
 		return fmt.Errorf("check manifest: %w", err)
