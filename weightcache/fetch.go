@@ -92,7 +92,9 @@ func (st *streams) fetch(ctx context.Context, l *landing, segment int, f artifac
 		if failure := l.failure(); failure != nil {
 			return failure
 		}
-		if final(err) {
+		// The ref resolved, so the credential was good: it is being replaced, and
+		// the source reads it anew for each request.
+		if final(err) && !errors.Is(err, source.ErrUnauthorized) {
 			if errors.Is(err, source.ErrChanged) {
 				return fmt.Errorf("fetch file %s: %w (the pinned commit is gone from the source: refresh the ref)", f.Path, err)
 			}
@@ -161,6 +163,10 @@ func (c *pace) add(n int, took time.Duration) error {
 // minSourceRate and hands them on in pieces that stay valid during the call
 // only.
 func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifact.Listing, f artifact.File, off, n int64, take func(piece []byte) error) (err error) {
+	if err := p.throttles.wait(ctx, src.Name()); err != nil {
+		return err
+	}
+	defer func() { p.throttles.note(err) }()
 	whole := ctx // ends with the pull, perhaps for the stall of another stream
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -71,6 +71,8 @@ type Puller struct {
 	stats    stats
 	repairs  chan struct{} // capacity 1: a file was found damaged
 
+	throttles throttles // pauses that sources asked for
+
 	mu        sync.Mutex
 	wake      signal // fires when a stream or reader may go on
 	running   bool   // Run is active

@@ -94,7 +94,9 @@ func (d *Dir) Resolve(ctx context.Context, ref artifact.Ref) (*artifact.Listing,
 	if err := artifact.CheckFiles(files, true); err != nil {
 		return nil, d.refuse("resolve", describe(ref, ""), fmt.Errorf("%w: %w", ErrProtocol, err))
 	}
-	return &artifact.Listing{Ref: ref, Source: d.opts.Name, Commit: artifact.ComputeDigest(files).String(), Files: files}, nil
+	return &artifact.Listing{
+		Ref: ref, Source: d.opts.Name, Commit: artifact.ComputeDigest(files).String(), Files: files, Access: artifact.AccessOpen,
+	}, nil
 }
 
 // open opens Root and gives the ref's folder relative to it. No part of the

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,9 @@ import (
 	"time"
 )
 
-// request is one logical GET, which may follow redirects.
+// request is one logical request, which may follow redirects.
 type request struct {
+	method   string // empty: GET
 	op, what string
 	url      *url.URL
 	header   http.Header
@@ -54,7 +56,7 @@ func (h *Hub) do(ctx context.Context, r request) (*http.Response, error) {
 		}
 		next, err := h.redirect(resp, r.stay)
 		if err != nil {
-			err = h.statusError(r, resp, err)
+			err = h.statusError(r, resp, len(seen) > 1, err)
 		}
 		discard(resp)
 		if err != nil {
@@ -67,7 +69,7 @@ func (h *Hub) do(ctx context.Context, r request) (*http.Response, error) {
 
 // hop sends one request. The token goes to the configured origin only.
 func (h *Hub) hop(ctx context.Context, r request, at *url.URL, token string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, cmp.Or(r.method, http.MethodGet), at.String(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w: bad address", ErrProtocol)
 	}
@@ -127,14 +129,14 @@ func (h *Hub) redirect(resp *http.Response, stay bool) (*url.URL, error) {
 	return next, nil
 }
 
-// statusError turns a refusing answer into an *Error.
-func (h *Hub) statusError(r request, resp *http.Response, cause error) error {
+// statusError turns a refusing answer, perhaps to a redirected request, into an
+// *Error.
+func (h *Hub) statusError(r request, resp *http.Response, redirected bool, cause error) error {
 	e := &Error{Source: h.opts.Name, Op: r.op, What: r.what, Status: resp.StatusCode, Err: cause}
 	if !errors.Is(cause, errNoRedirect) {
 		return e
 	}
-	foreign := !sameOrigin(resp.Request.URL, h.base)
-	e.Err = classify(resp.StatusCode, resp.Header.Get("X-Error-Code"), foreign)
+	e.Err = classify(resp.StatusCode, resp.Header.Get("X-Error-Code"), redirected)
 	if errors.Is(e.Err, ErrThrottled) || errors.Is(e.Err, ErrUnavailable) {
 		e.RetryAfter = retryAfter(resp.Header, h.opts.Now())
 	}
@@ -145,15 +147,15 @@ func (h *Hub) statusError(r request, resp *http.Response, cause error) error {
 }
 
 // classify maps a status, and the hub's error code where it says more, to a
-// sentinel. A signed address on another origin that answers 401 or 403 has
-// expired: asking the hub again gives a new one.
-func classify(status int, code string, foreign bool) error {
+// sentinel. An address that a redirect led to is a signed one: where it answers
+// 401 or 403 it has expired, and asking the hub again gives a new one.
+func classify(status int, code string, redirected bool) error {
 	switch {
 	case code == "GatedRepo" && status == http.StatusUnauthorized:
 		return ErrUnauthorized
 	case code == "GatedRepo":
 		return ErrForbidden
-	case foreign && (status == http.StatusUnauthorized || status == http.StatusForbidden):
+	case redirected && (status == http.StatusUnauthorized || status == http.StatusForbidden):
 		return fmt.Errorf("%w: signed address refused", ErrUnavailable)
 	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired:
 		return ErrUnauthorized

@@ -30,9 +30,7 @@ func (h *Hub) Resolve(ctx context.Context, ref artifact.Ref) (*artifact.Listing,
 	ctx, cancel := context.WithTimeoutCause(ctx, h.opts.ListTimeout,
 		h.refuse("resolve", what, fmt.Errorf("%w: the listing took longer than %v", ErrUnavailable, h.opts.ListTimeout)))
 	defer cancel()
-	var info struct {
-		SHA string `json:"sha"`
-	}
+	var info repoInfo
 	at := h.address("api/models/" + escapePath(ref.Name) + "/revision/" + url.PathEscape(ref.Revision))
 	if _, err := h.getJSON(ctx, what, at, maxInfoBytes, &info); err != nil {
 		return nil, err
@@ -44,7 +42,9 @@ func (h *Hub) Resolve(ctx context.Context, ref artifact.Ref) (*artifact.Listing,
 	if err != nil {
 		return nil, err
 	}
-	return &artifact.Listing{Ref: ref, Source: h.opts.Name, Commit: info.SHA, Files: files}, nil
+	return &artifact.Listing{
+		Ref: ref, Source: h.opts.Name, Commit: info.SHA, Files: files, Access: h.accessOf(ctx, ref, info.SHA, info),
+	}, nil
 }
 
 // treeEntry is one object of a tree page; what else it holds is not needed.
@@ -76,15 +76,8 @@ func (h *Hub) tree(ctx context.Context, ref artifact.Ref, commit string) ([]arti
 		if err != nil {
 			return nil, err
 		}
-		for _, e := range page {
-			if e.Type != "file" {
-				continue
-			}
-			f, err := e.file()
-			if err != nil {
-				return nil, h.refuse("resolve", what, err)
-			}
-			files = append(files, f)
+		if files, err = appendFiles(files, page); err != nil {
+			return nil, h.refuse("resolve", what, err)
 		}
 		if len(files) > artifact.MaxFiles {
 			return nil, h.refuse("resolve", what, fmt.Errorf("%w: more than %d files", ErrProtocol, artifact.MaxFiles))
@@ -103,6 +96,21 @@ func (h *Hub) tree(ctx context.Context, ref artifact.Ref, commit string) ([]arti
 		at = next
 	}
 	return nil, h.refuse("resolve", what, fmt.Errorf("%w: more than %d tree pages", ErrProtocol, maxPages))
+}
+
+// appendFiles adds the files of a page; its folders are implied by them.
+func appendFiles(files []artifact.File, page []treeEntry) ([]artifact.File, error) {
+	for _, e := range page {
+		if e.Type != "file" {
+			continue
+		}
+		f, err := e.file()
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
 }
 
 func (e treeEntry) file() (artifact.File, error) {

@@ -1,0 +1,50 @@
+package weightcache
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/hearth-dev/hearth/weightcache/source"
+)
+
+// throttles holds back all requests to a source that asked for a pause, so
+// that one 429 is not followed by one of every other stream. The zero value is
+// ready.
+type throttles struct {
+	mu    sync.Mutex
+	until map[string]time.Time // by source name; as many as there are sources
+}
+
+// note keeps the pause that a failed call asked for, at most maxRetryAfter.
+func (t *throttles) note(err error) {
+	said, ok := errors.AsType[*source.Error](err)
+	if !ok || said.RetryAfter <= 0 {
+		return
+	}
+	until := time.Now().Add(min(said.RetryAfter, maxRetryAfter))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.until == nil {
+		t.until = map[string]time.Time{}
+	}
+	if until.After(t.until[said.Source]) {
+		t.until[said.Source] = until
+	}
+}
+
+// wait returns once the source may be asked, or with the context's cause.
+func (t *throttles) wait(ctx context.Context, name string) error {
+	for {
+		t.mu.Lock()
+		left := time.Until(t.until[name])
+		t.mu.Unlock()
+		if left <= 0 {
+			return nil
+		}
+		if err := sleep(ctx, left); err != nil {
+			return err
+		}
+	}
+}
