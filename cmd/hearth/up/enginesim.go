@@ -2,11 +2,14 @@ package up
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -20,6 +23,8 @@ import (
 type engineSimFlags struct {
 	model, digest, host string
 	port                int
+	idle                time.Duration
+	work                string
 	decode, slope       float64
 	options             engine.Options
 }
@@ -53,6 +58,8 @@ file stops it. A token is four bytes. Its speed says nothing about an engine's.`
 	flags.Uint64Var(&f.options.Seed, "seed", 0, "seed of the text")
 	flags.Float64Var(&f.options.Speedup, "speedup", 1, "divide every simulated duration by this")
 	flags.BoolVar(&f.options.AllowFaults, "allow-faults", false, "open POST /sim/fault")
+	flags.DurationVar(&f.idle, "idle-timeout", 0, "close connections idle for so long; 0 never")
+	flags.StringVar(&f.work, "work-log", "", "append one JSON line as each request begins and ends to this file")
 	_ = c.MarkFlagRequired("model") // the flag exists
 	return c
 }
@@ -63,6 +70,14 @@ func runEngineSim(c *cobra.Command, f engineSimFlags) error {
 	f.options.DecodeSlope = time.Duration(f.slope * float64(time.Millisecond))
 	f.options.Log = log
 	f.options.Die = func() { _ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL) }
+	if f.work != "" {
+		file, err := os.OpenFile(f.work, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+		if err != nil {
+			return fmt.Errorf("open work log: %w", err)
+		}
+		defer func() { _ = file.Close() }()
+		f.options.Worked = workLog(file, log)
+	}
 	e, err := engine.New(f.options)
 	if err != nil {
 		return terminal.Fail(terminal.ExitUsage, err, "")
@@ -80,8 +95,22 @@ func runEngineSim(c *cobra.Command, f engineSimFlags) error {
 	log.Info("engine-sim serves", slog.String("model", f.options.ServedModel), slog.String("address", listener.Addr().String()),
 		slog.Int("files", w.Files), slog.Int64("bytes", w.Bytes), slog.Int("tensors", w.Tensors),
 		slog.String("artifact", w.Digest), slog.Duration("loaded_in", time.Since(began)))
-	server := &http.Server{Handler: e, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: e, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: f.idle}
 	return serve(c.Context(), server, listener)
+}
+
+// workLog writes each line at once and whole, so that a killed engine leaves
+// what it had told.
+func workLog(out io.Writer, log *slog.Logger) func(engine.Work) {
+	return func(w engine.Work) {
+		line, err := json.Marshal(w)
+		if err == nil {
+			_, err = out.Write(append(line, '\n'))
+		}
+		if err != nil {
+			log.Error("write work log", slog.Any("error", err))
+		}
+	}
 }
 
 // serve runs an HTTP server until ctx ends, then lets what is in flight finish

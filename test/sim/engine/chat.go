@@ -126,6 +126,7 @@ func (e *Engine) handleCompletions(w http.ResponseWriter, r *http.Request) {
 
 // answer writes a whole answer.
 func (g *generation) answer(w http.ResponseWriter, object string, choices []any) {
+	g.task.whole(g.usage)
 	if g.fault.Mode == FaultGarbage {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte("{\"id\": \x00\xff not json")) // the client is gone: nothing to tell it

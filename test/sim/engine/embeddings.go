@@ -57,6 +57,7 @@ func (e *Engine) handleEmbeddings(w http.ResponseWriter, r *http.Request) {
 			refuse(w, err)
 			return
 		}
+		g.task.admitted(s)
 		err := e.compute(r.Context(), s)
 		e.finish(s, "stop")
 		if err != nil {
@@ -76,6 +77,7 @@ func (e *Engine) handleEmbeddings(w http.ResponseWriter, r *http.Request) {
 		}
 		data = append(data, map[string]any{"object": "embedding", "index": i, "embedding": value})
 	}
+	g.task.whole(g.usage)
 	writeJSON(w, http.StatusOK, map[string]any{
 		"id": g.id, "object": "list", "created": g.created, "model": req.Model, "data": data, "usage": g.usage,
 	})

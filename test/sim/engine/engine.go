@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -51,6 +52,9 @@ type Options struct {
 	// Die ends the process for the fault "die". Default: the engine answers
 	// nothing any more and closes its connections.
 	Die func()
+	// Worked is told what each request to a generating route made the engine
+	// do, from the request's goroutine. Default: nobody is.
+	Worked func(Work)
 	// Now and Sleep are the clock. Sleep returns ctx's error when ctx ends
 	// first. Defaults: the time package.
 	Now   func() time.Time
@@ -162,6 +166,13 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Unlock()
 	if dead {
 		abort()
+		return
+	}
+	if e.early(w, r) {
+		return
+	}
+	if e.opts.Worked != nil && r.Method == http.MethodPost && strings.HasPrefix(r.URL.Path, "/v1/") {
+		e.watched(w, r)
 		return
 	}
 	e.mux.ServeHTTP(w, r)

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -20,6 +21,7 @@ type generation struct {
 	max     int
 	usage   usage
 	timings timings
+	task    *task
 }
 
 // begin checks the sampling options and gives the request an id.
@@ -35,9 +37,13 @@ func (e *Engine) begin(r *http.Request, prefix string, s sampling) (*generation,
 	if id == "" {
 		id = fmt.Sprintf("%016x%08x", e.started.UnixNano(), e.mu.serial)
 	}
-	return &generation{
-		engine: e, id: prefix + id, created: e.opts.Now().Unix(), opts: s, max: n, fault: e.takeFaultLocked(),
-	}, nil
+	g := &generation{
+		engine: e, id: prefix + id, created: e.opts.Now().Unix(), opts: s, max: n, fault: e.takeFaultLocked(), task: taskOf(r.Context()),
+	}
+	if g.task != nil {
+		g.task.Fault = g.fault.Mode
+	}
+	return g, nil
 }
 
 func (g *generation) seed() uint64 {
@@ -61,6 +67,7 @@ func (g *generation) run(ctx context.Context, text []byte, admitted func(*sequen
 	}
 	reason := "abort"
 	defer func() { e.finish(s, reason) }()
+	g.task.admitted(s)
 	if err := admitted(s); err != nil {
 		return nil, "", err
 	}
@@ -80,6 +87,7 @@ func (g *generation) run(ctx context.Context, text []byte, admitted func(*sequen
 		if err := e.step(ctx, s, t); err != nil {
 			return nil, "", err
 		}
+		g.task.generated()
 		if err := token(t, s, i+1); err != nil {
 			return nil, "", err
 		}
@@ -131,9 +139,18 @@ func (s *stream) raw(text string) error {
 }
 
 // fail ends a stream that cannot go on: an error answer before the first byte,
-// a broken connection after it.
+// a broken connection after it, or what its fault asks for.
 func (s *stream) fail(err error) {
-	if s.begun {
+	switch {
+	case errors.Is(err, errRST):
+		reset(s.w)
+		return
+	case errors.Is(err, errEnd) && s.begun:
+		return
+	case errors.Is(err, errEnd):
+		half(s.w)
+		return
+	case s.begun:
 		abort()
 	}
 	refuse(s.w, err)
@@ -170,6 +187,7 @@ func (g *generation) running(s *sequence, generated int) *usage {
 
 // close sends the usage chunk, if asked for, and the terminator.
 func (g *generation) close(s *stream, object string) error {
+	g.task.whole(g.usage)
 	if o := g.opts.StreamOptions; o != nil && o.IncludeUsage {
 		if err := g.chunk(s, object, []any{}, &g.usage, true); err != nil {
 			return err

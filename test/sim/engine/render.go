@@ -99,3 +99,21 @@ func (a *answer) token() string {
 	w := words[a.rng.IntN(len(words))]
 	return w + " "
 }
+
+// Text is the answer that an engine of this seed gives to a rendered prompt,
+// and its length in tokens, where a request bounds it to most tokens, lets it
+// stop where it would and brings no seed of its own.
+func Text(prompt []byte, seed uint64, most int) (text string, tokens int) {
+	a := newAnswer(prompt, seed)
+	n := min(a.length, most)
+	var b bytes.Buffer
+	for range n {
+		b.WriteString(a.token())
+	}
+	return b.String(), n
+}
+
+// Vector is the embedding that an engine of this seed gives to an input.
+func Vector(input []byte, seed uint64, dimensions int) []float32 {
+	return embed(input, seed, dimensions)
+}

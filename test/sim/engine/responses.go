@@ -134,6 +134,7 @@ func (e *Engine) handleResponses(w http.ResponseWriter, r *http.Request) {
 		})
 		e.mu.Unlock()
 	}
+	g.task.whole(g.usage)
 	if req.Stream {
 		_ = a.close(status, object) // the client is gone: nothing to tell it
 		return
