@@ -21,6 +21,7 @@ func (o *Origin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		o.serveCDN(w, r)
 		return
 	}
+	o.countToken(r)
 	f := o.faultFor(r)
 	segs, err := splitPath(escaped)
 	if err != nil {
@@ -35,7 +36,7 @@ func (o *Origin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for i := 1; i <= 2 && i+2 < len(segs); i++ {
 		if segs[i] == "resolve" || segs[i] == "raw" {
 			o.countRoute(segs[i])
-			if f.apply(w) {
+			if f.apply(w) || o.noAccount(w, r) {
 				return
 			}
 			o.serveFile(w, r, strings.Join(segs[:i], "/"), segs[i+1], strings.Join(segs[i+2:], "/"), segs[i] == "raw", f)
@@ -47,7 +48,7 @@ func (o *Origin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Path == "/api/whoami-v2" {
-		fail(w, http.StatusUnauthorized, "", "Invalid username or password.", "")
+		o.whoami(w, r)
 		return
 	}
 	fail(w, http.StatusNotFound, "", "not found", "")
@@ -82,7 +83,7 @@ func (o *Origin) serveAPI(w http.ResponseWriter, r *http.Request, segs []string,
 		route = "other"
 	}
 	o.countRoute(route)
-	if f.apply(w) {
+	if f.apply(w) || o.noAccount(w, r) || o.hidden(w, r, repo) {
 		return
 	}
 	rev := "main"
@@ -108,7 +109,7 @@ func (o *Origin) serveAPI(w http.ResponseWriter, r *http.Request, segs []string,
 	}
 	switch route {
 	case "info":
-		serveInfo(w, r, repo, c)
+		o.serveInfo(w, r, repo, c)
 	case "tree":
 		o.serveTree(w, r, c, strings.Join(tail[2:], "/"))
 	case "paths-info":
@@ -150,7 +151,7 @@ type sibling struct {
 	LFS    *lfsInfo `json:"lfs,omitempty"`
 }
 
-func serveInfo(w http.ResponseWriter, r *http.Request, repo string, c *commit) {
+func (o *Origin) serveInfo(w http.ResponseWriter, r *http.Request, repo string, c *commit) {
 	blobs, _ := strconv.ParseBool(r.URL.Query().Get("blobs"))
 	siblings := make([]sibling, 0, len(c.files))
 	for _, e := range c.files {
@@ -163,8 +164,9 @@ func serveInfo(w http.ResponseWriter, r *http.Request, repo string, c *commit) {
 		}
 		siblings = append(siblings, s)
 	}
+	gated, private := o.said(repo)
 	writeJSON(w, map[string]any{
-		"id": repo, "modelId": repo, "sha": c.id, "siblings": siblings, "private": false, "gated": false,
+		"id": repo, "modelId": repo, "sha": c.id, "siblings": siblings, "private": private, "gated": gated,
 		"disabled": false, "tags": []string{"safetensors"}, "pipeline_tag": "text-generation", "library_name": "transformers",
 	})
 }

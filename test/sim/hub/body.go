@@ -16,7 +16,7 @@ func (o *Origin) serveFile(w http.ResponseWriter, r *http.Request, repo, rev, na
 		failLookup(w, err, rev)
 		return
 	}
-	if o.refused(w, r, repo) {
+	if o.hidden(w, r, repo) || o.refused(w, r, repo) {
 		return
 	}
 	c, err := o.lookup(repo, rev)

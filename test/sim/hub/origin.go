@@ -39,10 +39,10 @@ type Options struct {
 	PageSize int
 	// Redirect is the style of answers for LFS files.
 	Redirect Redirects
-	// Token, when set, is the only accepted bearer token for the repositories
-	// in Gated; "*" in Gated means all of them.
-	Token string
-	Gated []string
+	// Token, when set, is admitted to every repository. Gated and Private say
+	// who else may read which ones, see SetGated and SetPrivate.
+	Token          string
+	Gated, Private []string
 	// Rate bounds the bytes per second of all file bodies together; 0 is
 	// unlimited.
 	Rate units.Rate
@@ -57,6 +57,7 @@ type Origin struct {
 	bytes    atomic.Int64
 
 	mu        sync.Mutex
+	access    access
 	cdn       string           // base URL of the second listener
 	fault     FaultFunc        // consulted before every answer
 	faultList []scheduledFault // one-shot faults, in order
@@ -70,6 +71,7 @@ func New(opts Options) *Origin {
 		opts.PageSize = 1000
 	}
 	o := &Origin{opts: opts, fileBytes: map[string]int64{}, routes: map[string]int64{}}
+	o.access.gated, o.access.private = opts.Gated, opts.Private
 	o.SetRate(opts.Rate)
 	return o
 }
@@ -145,26 +147,6 @@ func (o *Origin) CDN() http.Handler {
 		}
 		o.serveCDN(w, r)
 	})
-}
-
-// refused reports whether r lacks the credential that repo wants, and answers
-// as the hub does if so.
-func (o *Origin) refused(w http.ResponseWriter, r *http.Request, repo string) bool {
-	for _, g := range o.opts.Gated {
-		if g != repo && g != "*" {
-			continue
-		}
-		switch r.Header.Get("Authorization") {
-		case "Bearer " + o.opts.Token:
-			return false
-		case "":
-			fail(w, http.StatusUnauthorized, "GatedRepo", fmt.Sprintf("Access to model %s is restricted. You must be authenticated to access it.", repo), "")
-		default:
-			fail(w, http.StatusForbidden, "GatedRepo", fmt.Sprintf("Access to model %s is restricted and you are not in the authorized list.", repo), "")
-		}
-		return true
-	}
-	return false
 }
 
 // fail writes an error as the hub does: code and message as headers.
