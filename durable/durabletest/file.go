@@ -1,6 +1,7 @@
 package durabletest
 
 import (
+	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -29,7 +30,7 @@ func (o *file) usable(op string, write bool) error {
 	case !write && o.flag&os.O_WRONLY != 0:
 		return wrap(op, o.path, syscall.EBADF)
 	}
-	return o.f.aliveLocked(op, o.path)
+	return nil
 }
 
 func (o *file) Read(p []byte) (int, error) {
@@ -45,6 +46,9 @@ func (o *file) ReadAt(p []byte, off int64) (int, error) {
 	o.f.mu.Lock()
 	defer o.f.mu.Unlock()
 	if err := o.usable("read", false); err != nil {
+		return 0, err
+	}
+	if err := o.f.readLocked("read", o.path); err != nil {
 		return 0, err
 	}
 	if off < 0 {
@@ -84,14 +88,21 @@ func (o *file) WriteAt(p []byte, off int64) (int, error) {
 	} else if err != nil {
 		return 0, err
 	}
-	grow := off + int64(len(p)) - int64(len(o.n.data))
-	if roomErr := o.f.roomLocked(grow); roomErr != nil {
+	end := off + int64(len(p))
+	if roomErr := o.f.roomLocked(end - int64(len(o.n.data))); roomErr != nil {
 		return 0, wrap("write", o.path, roomErr)
 	}
-	if grow > 0 {
-		o.n.data = append(o.n.data, make([]byte, grow)...)
+	if end > int64(len(o.n.data)) {
+		o.resizeLocked("write", end)
 	}
+	o.n.mtime = o.f.now()
+	o.f.noteLocked(o.n, "write", o.path, change{write: slices.Clone(p), off: off})
 	return copy(o.n.data[off:], p), err
+}
+
+func (o *file) resizeLocked(op string, size int64) {
+	o.n.data = resized(o.n.data, size)
+	o.f.noteLocked(o.n, op, o.path, change{resize: true, size: size})
 }
 
 func (o *file) Sync() error     { return o.sync("sync") }
@@ -103,13 +114,12 @@ func (o *file) sync(op string) error {
 	if o.closed {
 		return wrap(op, o.path, fs.ErrClosed)
 	}
-	if _, err := o.f.changeLocked(op, o.path); err != nil {
+	_, err := o.f.changeLocked(op, o.path)
+	if errors.Is(err, ErrCrashed) {
 		return err
 	}
-	o.n.keptData = slices.Clone(o.n.data)
-	o.n.keptMode = o.n.mode
-	o.n.kept = true
-	return nil
+	o.n.sync(err != nil, op == "sync")
+	return err
 }
 
 func (o *file) Allocate(size int64) error {
@@ -118,15 +128,14 @@ func (o *file) Allocate(size int64) error {
 	if err := o.usable("allocate", true); err != nil {
 		return err
 	}
-	grow := size - int64(len(o.n.data))
-	if err := o.f.roomLocked(grow); err != nil {
+	if err := o.f.roomLocked(size - int64(len(o.n.data))); err != nil {
 		return wrap("allocate", o.path, err)
 	}
 	if _, err := o.f.changeLocked("allocate", o.path); err != nil {
 		return err
 	}
-	if grow > 0 {
-		o.n.data = append(o.n.data, make([]byte, grow)...)
+	if size > int64(len(o.n.data)) {
+		o.resizeLocked("allocate", size)
 	}
 	return nil
 }
@@ -140,11 +149,7 @@ func (o *file) Truncate(size int64) error {
 	if _, err := o.f.changeLocked("truncate", o.path); err != nil {
 		return err
 	}
-	if size <= int64(len(o.n.data)) {
-		o.n.data = o.n.data[:size:size]
-		return nil
-	}
-	o.n.data = append(o.n.data, make([]byte, size-int64(len(o.n.data)))...)
+	o.resizeLocked("truncate", size)
 	return nil
 }
 
@@ -157,7 +162,7 @@ func (o *file) Chmod(perm fs.FileMode) error {
 	if _, err := o.f.changeLocked("chmod", o.path); err != nil {
 		return err
 	}
-	o.n.mode = o.n.mode.Type() | perm.Perm()
+	o.f.chmodLocked(o.n, o.path, perm)
 	return nil
 }
 
@@ -166,6 +171,9 @@ func (o *file) Stat() (fs.FileInfo, error) {
 	defer o.f.mu.Unlock()
 	if o.closed {
 		return nil, wrap("stat", o.path, fs.ErrClosed)
+	}
+	if err := o.f.readLocked("stat", o.path); err != nil {
+		return nil, err
 	}
 	return infoOf(o.path, o.n), nil
 }

@@ -2,15 +2,20 @@
 // system in memory that forgets what was not synced when it crashes and that
 // can fail or tear any operation, and the suite that it and the operating
 // system's file system both pass. Only tests import it.
+//
+// FS keeps every change that no sync has made durable yet. A crash lets any
+// part of them reach the drive: names apart from data, one file apart from
+// another, a write sector by sector, a rename or not at all. Within one sector,
+// one length and one name the later change never survives without the earlier.
+// A sync that fails loses what it was to keep: a later sync that succeeds does
+// not bring it back.
 package durabletest
 
 import (
 	"errors"
 	"io"
 	"io/fs"
-	"math/rand/v2"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,20 +27,38 @@ import (
 // ErrCrashed is given by every operation after the crash point.
 var ErrCrashed = errors.New("file system has crashed")
 
-// node is a file, directory or symbolic link. It has what is seen now and what
-// a crash would leave.
+// node is a file, directory or symbolic link: what is seen now, what a crash
+// would leave, and the changes between the two.
 type node struct {
-	mode    fs.FileMode
-	mtime   time.Time
+	attr
 	target  string           // of a symbolic link
 	entries map[string]*node // of a directory
 	data    []byte           // of a file
-	nlink   int
 
+	kept        attr
 	keptEntries map[string]*node
 	keptData    []byte
-	keptMode    fs.FileMode
-	kept        bool // the file was synced at least once
+	pending     []change
+}
+
+type attr struct {
+	mode  fs.FileMode
+	mtime time.Time
+}
+
+// change is one that no sync made durable. Exactly one of its parts is set.
+type change struct {
+	n    int // its number
+	op   string
+	path string
+
+	write  []byte // at off
+	off    int64
+	resize bool // to size
+	size   int64
+	attr   *attr
+	name   string // now means node, nil: nothing
+	node   *node
 }
 
 // FS is a crashable file system. It is safe for concurrent use.
@@ -43,54 +66,84 @@ type FS struct {
 	mu       sync.Mutex
 	root     *node
 	locks    map[string]bool
-	changes  int           // changing operations so far
-	crashAt  int           // the change that does not happen; 0 = never
-	tear     bool          // a write that crashes is half done
+	changes  int // changing operations so far
+	reads    int // reading operations so far
+	crashAt  int // the change that does not happen; 0 = never
+	tear     bool
 	failures map[int]error // change number -> error
+	badReads map[int]error // read number -> error
 	fail     func(op, path string) error
+	failRead func(op, path string) error
+	readOnly bool
 	crashed  bool
 	capacity int64 // bytes of file data; 0 = no bound
+	quota    int64 // the same, and not seen by Free
+	inodes   int   // files, directories and links; 0 = no bound
 	now      func() time.Time
 }
 
 var _ durable.FS = (*FS)(nil)
 
+func newNode(mode fs.FileMode, when time.Time) *node {
+	n := &node{attr: attr{mode, when}, kept: attr{mode, when}}
+	if mode.IsDir() {
+		n.entries, n.keptEntries = map[string]*node{}, map[string]*node{}
+	}
+	return n
+}
+
 // New makes an empty file system.
 func New() *FS {
-	root := &node{mode: fs.ModeDir | 0o755, entries: map[string]*node{}, keptEntries: map[string]*node{}, nlink: 1, kept: true}
-	return &FS{root: root, locks: map[string]bool{}, failures: map[int]error{}, now: time.Now}
+	return &FS{
+		root: newNode(fs.ModeDir|0o755, time.Now()), locks: map[string]bool{},
+		failures: map[int]error{}, badReads: map[int]error{}, now: time.Now,
+	}
+}
+
+// set changes one knob of the file system.
+func (f *FS) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
 }
 
 // CrashAt makes change number n (from 1) and everything after it fail with
-// ErrCrashed; tear lets a write that is number n happen by half.
-func (f *FS) CrashAt(n int, tear bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.crashAt, f.tear = n, tear
-}
+// ErrCrashed; tear lets a write that is number n happen by half. 0 takes that
+// back.
+func (f *FS) CrashAt(n int, tear bool) { f.set(func() { f.crashAt, f.tear = n, tear }) }
 
 // FailAt makes change number n fail once with err.
-func (f *FS) FailAt(n int, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.failures[n] = err
-}
+func (f *FS) FailAt(n int, err error) { f.set(func() { f.failures[n] = err }) }
+
+// FailReadAt makes reading operation number n (from 1) fail once with err.
+func (f *FS) FailReadAt(n int, err error) { f.set(func() { f.badReads[n] = err }) }
 
 // FailWhen makes every change for which fail gives an error fail with it. op
-// is open, mkdir, rename, remove, link, symlink, chmod, chtimes, syncdir,
-// write, sync, datasync, allocate or truncate.
-func (f *FS) FailWhen(fail func(op, path string) error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.fail = fail
-}
+// is open (which creates), mkdir, rename, remove, link, symlink, chmod,
+// chtimes, syncdir, write, sync, datasync, allocate or truncate.
+func (f *FS) FailWhen(fail func(op, path string) error) { f.set(func() { f.fail = fail }) }
+
+// FailReadWhen is FailWhen for reading: op is open, read, readdir, readlink,
+// stat, lstat or statfs.
+func (f *FS) FailReadWhen(fail func(op, path string) error) { f.set(func() { f.failRead = fail }) }
+
+// SetReadOnly makes every change, and every open for writing, fail with EROFS,
+// as a file system does that the kernel remounted.
+func (f *FS) SetReadOnly(readOnly bool) { f.set(func() { f.readOnly = readOnly }) }
 
 // SetCapacity bounds the bytes of file data; what exceeds it gets ENOSPC.
-func (f *FS) SetCapacity(n int64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.capacity = n
-}
+func (f *FS) SetCapacity(n int64) { f.set(func() { f.capacity = n }) }
+
+// SetQuota bounds the bytes of file data by a quota that Free does not tell
+// of; what exceeds it gets EDQUOT.
+func (f *FS) SetQuota(n int64) { f.set(func() { f.quota = n }) }
+
+// SetInodes bounds the number of files, directories and symbolic links; one
+// more gets ENOSPC while Free tells of room.
+func (f *FS) SetInodes(n int) { f.set(func() { f.inodes = n }) }
+
+// SetNow replaces the clock that gives files their times.
+func (f *FS) SetNow(now func() time.Time) { f.set(func() { f.now = now }) }
 
 // Changes is the number of changing operations so far.
 func (f *FS) Changes() int {
@@ -99,112 +152,77 @@ func (f *FS) Changes() int {
 	return f.changes
 }
 
-// Crash gives the file system as the next boot finds it. With a nil random
-// only what was synced is there; otherwise each unsynced entry and file may
-// have reached the drive, wholly or by a prefix.
-func (f *FS) Crash(random *rand.Rand) *FS {
+// Reads is the number of reading operations so far.
+func (f *FS) Reads() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.crashed = true
-	next := New()
-	next.capacity = f.capacity
-	next.root = survive(f.root, random, map[*node]*node{})
-	return next
+	return f.reads
 }
 
-// survive copies a tree as a crash leaves it.
-func survive(n *node, random *rand.Rand, done map[*node]*node) *node {
-	if c := done[n]; c != nil {
-		c.nlink++
-		return c
-	}
-	c := &node{mode: n.mode, mtime: n.mtime, target: n.target, nlink: 1, kept: true}
-	done[n] = c
-	switch {
-	case n.mode.IsDir():
-		c.entries, c.keptEntries = map[string]*node{}, map[string]*node{}
-		for _, name := range union(n.entries, n.keptEntries) {
-			child := n.keptEntries[name]
-			if now := n.entries[name]; now != child && random != nil && random.IntN(2) == 0 {
-				child = now
-			}
-			if child != nil {
-				s := survive(child, random, done)
-				c.entries[name], c.keptEntries[name] = s, s
-			}
-		}
-	case n.mode.IsRegular():
-		data := n.keptData
-		c.mode = n.keptMode
-		if !n.kept {
-			c.mode = n.mode
-		}
-		if random != nil {
-			switch random.IntN(3) {
-			case 0:
-				data, c.mode = n.data, n.mode
-			case 1:
-				// Each 4 KiB page may have been written or not.
-				data = slices.Clone(n.data)
-				for off := 0; off < len(data); off += 4096 {
-					if random.IntN(2) == 0 {
-						page := data[off:min(off+4096, len(data))]
-						clear(page)
-						if off < len(n.keptData) {
-							copy(page, n.keptData[off:])
-						}
-					}
-				}
-			}
-		}
-		c.data = slices.Clone(data)
-		c.keptData, c.keptMode = slices.Clone(data), c.mode
-	}
-	return c
+// Inodes is the number of files, directories and symbolic links.
+func (f *FS) Inodes() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	inodes, _ := f.usedLocked()
+	return inodes
 }
 
-func union(a, b map[string]*node) []string {
-	var names []string
-	for name := range a {
-		names = append(names, name)
-	}
-	for name := range b {
-		if _, both := a[name]; !both {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-// change counts a changing operation and says whether it may happen; torn
-// means that half of it does and then the crash comes.
+// changeLocked counts a changing operation and says whether it may happen;
+// torn means that half of it does and then the crash comes.
 func (f *FS) changeLocked(op, path string) (torn bool, err error) {
 	if f.crashed {
-		return false, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
+		return false, wrap(op, path, ErrCrashed)
 	}
 	f.changes++
 	if f.crashAt > 0 && f.changes >= f.crashAt {
 		f.crashed = true
-		return f.tear, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
+		return f.tear, wrap(op, path, ErrCrashed)
 	}
 	if err := f.failures[f.changes]; err != nil {
 		delete(f.failures, f.changes)
-		return false, &fs.PathError{Op: op, Path: path, Err: err}
+		return false, wrap(op, path, err)
 	}
 	if f.fail != nil {
 		if err := f.fail(op, path); err != nil {
-			return false, &fs.PathError{Op: op, Path: path, Err: err}
+			return false, wrap(op, path, err)
 		}
+	}
+	if f.readOnly {
+		return false, wrap(op, path, syscall.EROFS)
 	}
 	return false, nil
 }
 
-func (f *FS) aliveLocked(op, path string) error {
+// readLocked counts a reading operation and says whether it may happen.
+func (f *FS) readLocked(op, path string) error {
 	if f.crashed {
-		return &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
+		return wrap(op, path, ErrCrashed)
+	}
+	f.reads++
+	if err := f.badReads[f.reads]; err != nil {
+		delete(f.badReads, f.reads)
+		return wrap(op, path, err)
+	}
+	if f.failRead != nil {
+		return wrap(op, path, f.failRead(op, path))
 	}
 	return nil
+}
+
+// noteLocked keeps a change that happened until a sync makes it durable.
+func (f *FS) noteLocked(n *node, op, path string, c change) {
+	c.n, c.op, c.path = f.changes, op, path
+	n.pending = append(n.pending, c)
+}
+
+// entryLocked changes what a name in a directory means.
+func (f *FS) entryLocked(dir *node, op, path, name string, child *node) {
+	if child == nil {
+		delete(dir.entries, name)
+	} else {
+		dir.entries[name] = child
+	}
+	f.noteLocked(dir, op, path, change{name: name, node: child})
 }
 
 const maxLinks = 16
@@ -265,27 +283,46 @@ func wrap(op, path string, err error) error {
 	return &fs.PathError{Op: op, Path: path, Err: err}
 }
 
-// usedLocked is the bytes of file data.
-func (f *FS) usedLocked() int64 {
+// usedLocked is the number of nodes and the bytes of file data.
+func (f *FS) usedLocked() (inodes int, bytes int64) {
 	seen := map[*node]bool{}
-	var walk func(n *node) int64
-	walk = func(n *node) int64 {
+	var walk func(n *node)
+	walk = func(n *node) {
 		if seen[n] {
-			return 0
+			return
 		}
 		seen[n] = true
-		used := int64(len(n.data))
+		inodes++
+		bytes += int64(len(n.data))
 		for _, c := range n.entries {
-			used += walk(c)
+			walk(c)
 		}
-		return used
 	}
-	return walk(f.root)
+	walk(f.root)
+	return inodes, bytes
 }
 
+// roomLocked says whether file data may grow.
 func (f *FS) roomLocked(grow int64) error {
-	if f.capacity > 0 && grow > 0 && f.usedLocked()+grow > f.capacity {
+	if grow <= 0 || f.capacity == 0 && f.quota == 0 {
+		return nil
+	}
+	_, used := f.usedLocked()
+	switch {
+	case f.capacity > 0 && used+grow > f.capacity:
 		return syscall.ENOSPC
+	case f.quota > 0 && used+grow > f.quota:
+		return syscall.EDQUOT
+	}
+	return nil
+}
+
+// inodeLocked says whether one more node may be made.
+func (f *FS) inodeLocked() error {
+	if f.inodes > 0 {
+		if inodes, _ := f.usedLocked(); inodes >= f.inodes {
+			return syscall.ENOSPC
+		}
 	}
 	return nil
 }

@@ -17,25 +17,31 @@ import (
 func (f *FS) OpenFile(path string, flag int, perm fs.FileMode) (durable.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.aliveLocked("open", path); err != nil {
+	if err := f.readLocked("open", path); err != nil {
 		return nil, err
 	}
+	writes := flag&(os.O_WRONLY|os.O_RDWR) != 0
 	n, err := f.lookupLocked(path, true)
 	switch {
+	case writes && f.readOnly:
+		return nil, wrap("open", path, syscall.EROFS)
 	case err == nil && flag&(os.O_CREATE|os.O_EXCL) == os.O_CREATE|os.O_EXCL:
 		return nil, wrap("open", path, syscall.EEXIST)
-	case err == nil && n.mode.IsDir() && flag&(os.O_WRONLY|os.O_RDWR) != 0:
+	case err == nil && n.mode.IsDir() && writes:
 		return nil, wrap("open", path, syscall.EISDIR)
 	case errors.Is(err, syscall.ENOENT) && flag&os.O_CREATE != 0:
 		dir, name, err := f.parentLocked(path)
 		if err != nil {
 			return nil, wrap("open", path, err)
 		}
+		if err := f.inodeLocked(); err != nil {
+			return nil, wrap("open", path, err)
+		}
 		if _, err := f.changeLocked("open", path); err != nil {
 			return nil, err
 		}
-		n = &node{mode: perm.Perm(), mtime: f.now(), nlink: 1}
-		dir.entries[name] = n
+		n = newNode(perm.Perm(), f.now())
+		f.entryLocked(dir, "open", path, name, n)
 	case err != nil:
 		return nil, wrap("open", path, err)
 	case flag&os.O_TRUNC != 0 && len(n.data) > 0:
@@ -43,6 +49,7 @@ func (f *FS) OpenFile(path string, flag int, perm fs.FileMode) (durable.File, er
 			return nil, err
 		}
 		n.data = nil
+		f.noteLocked(n, "truncate", path, change{resize: true})
 	}
 	return &file{f: f, n: n, path: path, flag: flag}, nil
 }
@@ -62,13 +69,13 @@ func (f *FS) mkdirLocked(path string, perm fs.FileMode) error {
 	if dir.entries[name] != nil || name == "/" {
 		return wrap("mkdir", path, syscall.EEXIST)
 	}
+	if err := f.inodeLocked(); err != nil {
+		return wrap("mkdir", path, err)
+	}
 	if _, err := f.changeLocked("mkdir", path); err != nil {
 		return err
 	}
-	dir.entries[name] = &node{
-		mode: fs.ModeDir | perm.Perm(), mtime: f.now(), nlink: 1,
-		entries: map[string]*node{}, keptEntries: map[string]*node{},
-	}
+	f.entryLocked(dir, "mkdir", path, name, newNode(fs.ModeDir|perm.Perm(), f.now()))
 	return nil
 }
 
@@ -131,8 +138,8 @@ func (f *FS) Rename(from, to string) error {
 	if old == n {
 		return nil
 	}
-	delete(source.entries, sourceName)
-	target.entries[targetName] = n
+	f.entryLocked(source, "rename", from, sourceName, nil)
+	f.entryLocked(target, "rename", to, targetName, n)
 	return nil
 }
 
@@ -154,8 +161,7 @@ func (f *FS) Remove(path string) error {
 	if _, err := f.changeLocked("remove", path); err != nil {
 		return err
 	}
-	n.nlink--
-	delete(dir.entries, name)
+	f.entryLocked(dir, "remove", path, name, nil)
 	return nil
 }
 
@@ -170,8 +176,8 @@ func (f *FS) RemoveAll(path string) error {
 	if err != nil {
 		return wrap("remove", path, err)
 	}
-	if err := f.aliveLocked("remove", path); err != nil {
-		return err
+	if f.crashed {
+		return wrap("remove", path, ErrCrashed)
 	}
 	return f.removeTreeLocked(dir, name, path)
 }
@@ -189,8 +195,7 @@ func (f *FS) removeTreeLocked(dir *node, name, path string) error {
 	if _, err := f.changeLocked("remove", path); err != nil {
 		return err
 	}
-	n.nlink--
-	delete(dir.entries, name)
+	f.entryLocked(dir, "remove", path, name, nil)
 	return nil
 }
 
@@ -217,8 +222,7 @@ func (f *FS) Link(from, to string) error {
 	if _, err := f.changeLocked("link", to); err != nil {
 		return err
 	}
-	n.nlink++
-	dir.entries[name] = n
+	f.entryLocked(dir, "link", to, name, n)
 	return nil
 }
 
@@ -233,10 +237,15 @@ func (f *FS) Symlink(target, path string) error {
 	if err != nil {
 		return &os.LinkError{Op: "symlink", Old: target, New: path, Err: err}
 	}
+	if err := f.inodeLocked(); err != nil {
+		return &os.LinkError{Op: "symlink", Old: target, New: path, Err: err}
+	}
 	if _, err := f.changeLocked("symlink", path); err != nil {
 		return err
 	}
-	dir.entries[name] = &node{mode: fs.ModeSymlink | 0o777, target: target, mtime: f.now(), nlink: 1}
+	n := newNode(fs.ModeSymlink|0o777, f.now())
+	n.target = target
+	f.entryLocked(dir, "symlink", path, name, n)
 	return nil
 }
 
@@ -244,6 +253,9 @@ func (f *FS) Symlink(target, path string) error {
 func (f *FS) Readlink(path string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err := f.readLocked("readlink", path); err != nil {
+		return "", err
+	}
 	n, err := f.lookupLocked(path, false)
 	if err == nil && n.mode&fs.ModeSymlink == 0 {
 		err = syscall.EINVAL
@@ -258,7 +270,7 @@ func (f *FS) Readlink(path string) (string, error) {
 func (f *FS) ReadDir(path string) ([]fs.DirEntry, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.aliveLocked("open", path); err != nil {
+	if err := f.readLocked("readdir", path); err != nil {
 		return nil, err
 	}
 	n, err := f.lookupLocked(path, true)
@@ -284,7 +296,7 @@ func (f *FS) Lstat(path string) (fs.FileInfo, error) { return f.stat("lstat", pa
 func (f *FS) stat(op, path string, follow bool) (fs.FileInfo, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.aliveLocked(op, path); err != nil {
+	if err := f.readLocked(op, path); err != nil {
 		return nil, err
 	}
 	n, err := f.lookupLocked(path, follow)
@@ -305,8 +317,13 @@ func (f *FS) Chmod(path string, perm fs.FileMode) error {
 	if _, err := f.changeLocked("chmod", path); err != nil {
 		return err
 	}
-	n.mode = n.mode.Type() | perm.Perm()
+	f.chmodLocked(n, path, perm)
 	return nil
+}
+
+func (f *FS) chmodLocked(n *node, path string, perm fs.FileMode) {
+	n.mode = n.mode.Type() | perm.Perm()
+	f.noteLocked(n, "chmod", path, change{attr: &attr{n.mode, n.mtime}})
 }
 
 // Chtimes implements durable.FS.
@@ -321,10 +338,12 @@ func (f *FS) Chtimes(path string, _, mtime time.Time) error {
 		return err
 	}
 	n.mtime = mtime
+	f.noteLocked(n, "chtimes", path, change{attr: &attr{n.mode, n.mtime}})
 	return nil
 }
 
-// SyncDir implements durable.FS: the entries of one directory survive.
+// SyncDir implements durable.FS: the entries, mode and time of one directory
+// survive.
 func (f *FS) SyncDir(path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -338,7 +357,7 @@ func (f *FS) SyncDir(path string) error {
 	if _, err := f.changeLocked("syncdir", path); err != nil {
 		return err
 	}
-	n.keptEntries = maps.Clone(n.entries)
+	n.sync(false, true)
 	return nil
 }
 
@@ -346,13 +365,14 @@ func (f *FS) SyncDir(path string) error {
 func (f *FS) Free(path string) (free, total int64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.aliveLocked("statfs", path); err != nil {
+	if err := f.readLocked("statfs", path); err != nil {
 		return 0, 0, err
 	}
 	if f.capacity == 0 {
 		return 1 << 50, 1 << 50, nil
 	}
-	return max(0, f.capacity-f.usedLocked()), f.capacity, nil
+	_, used := f.usedLocked()
+	return max(0, f.capacity-used), f.capacity, nil
 }
 
 type info struct {
