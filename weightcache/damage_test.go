@@ -242,7 +242,7 @@ func TestSupersededRecordOfANewerVersionStopsTheOpen(t *testing.T) {
 	r := newRig(t, newMemSource(model(1, testSegment)))
 	m := r.ensure(t)
 	path := r.store.supersededPath(m)
-	if err := os.WriteFile(path, []byte(`{"version": 2}`), 0o600); err != nil {
+	if err := os.WriteFile(path, fmt.Appendf(nil, `{"version": %d}`, artifact.ManifestVersion+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	dir := r.dir + "/weights"

@@ -172,6 +172,23 @@ func (s *Store) quarantine(path string) error {
 // pin makes a manifest the durable meaning of its ref. The manifest it
 // replaces stays known, so that its bytes can be leased and evicted.
 func (s *Store) pin(m *artifact.Manifest) error {
+	s.recording <- struct{}{}
+	err := s.pinRecord(m)
+	<-s.recording
+	if err != nil {
+		return err
+	}
+	// What the ref meant before may have lost the ref that opened it.
+	if err := s.reviewViews(); err != nil {
+		return fmt.Errorf("pin %s: %w", m.Ref, err)
+	}
+	s.notify()
+	return nil
+}
+
+// pinRecord writes the record; the caller has s.recording.
+func (s *Store) pinRecord(m *artifact.Manifest) error {
+	m = s.withKnownAccess(m)
 	data, err := m.Encode()
 	if err != nil {
 		return err
@@ -195,8 +212,7 @@ func (s *Store) pin(m *artifact.Manifest) error {
 	s.refs[m.Ref] = m
 	s.addRecordLocked(m)
 	s.mu.Unlock()
-	s.notify()
-	return nil
+	return s.agree(m)
 }
 
 // pinned gives the manifest of a ref.

@@ -275,11 +275,17 @@ func (s *Store) removeRef(ref artifact.Ref) error {
 	s.mu.Unlock()
 	// The record goes first: from here a crash leaves files that no artifact
 	// uses, and the next open removes them.
-	if err := s.removeSynced(s.recordPath(ref)); err != nil {
+	s.recording <- struct{}{}
+	err := s.removeSynced(s.recordPath(ref))
+	<-s.recording
+	if err != nil {
 		return fmt.Errorf("remove %s: %w", ref, err)
 	}
 	s.notify()
 	if shared {
+		if err := s.reviewViews(); err != nil {
+			return fmt.Errorf("remove %s: %w", ref, err)
+		}
 		return nil
 	}
 	if err := s.drop(m.Digest); err != nil {

@@ -57,7 +57,7 @@ func (f stateFacts) state() (State, string) {
 func (s *Store) status(m *artifact.Manifest, landings map[artifact.Digest]*landing, facts *stateFacts) Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{Ref: m.Ref, Digest: m.Digest, Commit: m.Commit, Source: m.Source, Size: m.Size(), Files: len(m.Files)}
+	st := Status{Ref: m.Ref, Digest: m.Digest, Commit: m.Commit, Source: m.Source, Access: m.Access, Size: m.Size(), Files: len(m.Files)}
 	facts.complete, facts.metadata = true, true
 	for _, f := range m.Files {
 		size, found := s.blobs[f.SHA256]
@@ -85,6 +85,7 @@ func (s *Store) status(m *artifact.Manifest, landings map[artifact.Digest]*landi
 		st.Leases, st.LastUsed = r.leases, r.lastUsed
 		st.Views = s.viewDirs(m, r)
 	}
+	st.ViewsWithheld = !s.mayView(m)
 	slices.Sort(facts.damaged)
 	return st
 }

@@ -27,6 +27,9 @@ var (
 	ErrNoSpace = errors.New("no space")
 	// ErrNewer: the store was written by a newer version; it is untouched.
 	ErrNewer = errors.New("store was written by a newer version")
+	// ErrRestricted: the artifact's source restricts it, and nothing lets every
+	// program of the node read it.
+	ErrRestricted = errors.New("access is restricted")
 	// ErrNotReady: the artifact's bytes are not all there.
 	ErrNotReady = errors.New("artifact is not ready")
 )
@@ -53,6 +56,7 @@ type Status struct {
 	Digest artifact.Digest // zero until resolved
 	Commit string
 	Source string
+	Access artifact.Access
 	State  State
 	// Size and Present are bytes: of all files, and of those landed so far.
 	Size, Present int64
@@ -64,6 +68,8 @@ type Status struct {
 	BytesFetched int64
 	// Views are the directories published for this artifact.
 	Views []string
+	// ViewsWithheld says that the ref has none because its source restricts it.
+	ViewsWithheld bool
 	// Leases is the number of leases held on the artifact.
 	Leases int
 	// MetadataReady says that every metadata file is readable.

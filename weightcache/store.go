@@ -44,6 +44,11 @@ type Options struct {
 	// which do not fit together do not push each other out for ever: the later
 	// one fails with ErrNoSpace. Remove may still take them.
 	Keep []artifact.Ref
+	// MayView says whether every program of the node may read an artifact, known
+	// by one of its manifests, in views. It is asked with locks held: it must be
+	// quick, call nothing of the store and always give the same answer. Nil: all
+	// but those that are known to be restricted.
+	MayView func(m *artifact.Manifest) bool
 	// Boot is an id of the kernel's current run: what was written in the same
 	// run is readable though it was never synced. Empty means the kernel's own.
 	Boot string
@@ -77,10 +82,13 @@ type Store struct {
 	budget   int64
 	keepFree int64
 	keep     map[artifact.Ref]bool
-	log      *slog.Logger
-	now      func() time.Time
-	lock     io.Closer
-	boot     [bootBytes]byte // zero: unknown, trust nothing unsynced
+	// recording is taken to change records on the drive; capacity 1.
+	recording  chan struct{}
+	viewPolicy func(m *artifact.Manifest) bool
+	log        *slog.Logger
+	now        func() time.Time
+	lock       io.Closer
+	boot       [bootBytes]byte // zero: unknown, trust nothing unsynced
 
 	mu        sync.Mutex
 	refs      map[artifact.Ref]*artifact.Manifest
@@ -142,7 +150,7 @@ func Open(opts Options) (*Store, error) {
 		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
 		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{},
-		watchers: map[chan struct{}]bool{},
+		watchers: map[chan struct{}]bool{}, recording: make(chan struct{}, 1), viewPolicy: opts.MayView,
 	}
 	for _, ref := range opts.Keep {
 		s.keep[ref] = true
@@ -218,7 +226,10 @@ func (s *Store) open() error {
 	if err := s.loadLanding(); err != nil {
 		return err
 	}
-	return s.loadViews()
+	if err := s.loadViews(); err != nil {
+		return err
+	}
+	return s.reviewViews()
 }
 
 // bootID folds the id of the kernel's run into the bytes a bitmap keeps.

@@ -32,8 +32,8 @@ func (s *Store) viewPath(kind string, digest artifact.Digest) string {
 
 // FlatView publishes a directory that holds the artifact's files at their
 // paths and gives its path. Files that are not verified yet are absent and
-// join when they are; calling again is cheap. Errors wrap ErrUnknown, or
-// ErrNotReady while a metadata file is missing.
+// join when they are; calling again is cheap. Errors wrap ErrUnknown,
+// ErrRestricted, or ErrNotReady while a metadata file is missing.
 func (s *Store) FlatView(digest artifact.Digest) (string, error) {
 	dir := s.viewPath(flatKind, digest)
 	err := s.publishAll(digest, flatKind, artifact.Ref{}, "", func(m *artifact.Manifest, present map[artifact.Digest]bool) error {
@@ -64,6 +64,9 @@ func (s *Store) publishAll(digest artifact.Digest, kind string, ref artifact.Ref
 ) error {
 	for first := true; ; first = false {
 		m, present, damages, err := s.viewFiles(digest)
+		if err == nil {
+			err = s.viewAllowed(digest, kind, ref)
+		}
 		if err != nil {
 			return err
 		}
@@ -76,6 +79,10 @@ func (s *Store) publishAll(digest artifact.Digest, kind string, ref artifact.Ref
 		_, after, damagesAfter, err := s.viewFiles(digest)
 		if err != nil {
 			return err
+		}
+		if err := s.viewAllowed(digest, kind, ref); err != nil {
+			// It was restricted meanwhile, perhaps before the view stood.
+			return errors.Join(err, s.reviewViews())
 		}
 		if damages == damagesAfter && (!first || maps.Equal(present, after)) {
 			return nil
@@ -93,8 +100,8 @@ func (s *Store) publishAll(digest artifact.Digest, kind string, ref artifact.Ref
 
 // HubView publishes a self-contained hub cache (for HF_HUB_CACHE) that holds
 // one repository, and gives the cache's root. The layout is that of
-// huggingface_hub 2.4.0. Errors wrap ErrUnknown, ErrNotReady while a metadata
-// file is missing, and artifact.ErrInvalid for a ref that is not a hub's.
+// huggingface_hub 2.4.0. Errors wrap ErrUnknown, ErrRestricted, ErrNotReady while
+// a metadata file is missing, and artifact.ErrInvalid for a ref that is not a hub's.
 func (s *Store) HubView(m *artifact.Manifest) (string, error) {
 	repo := m.Ref.HubName()
 	if repo == "" {
@@ -341,13 +348,13 @@ func (s *Store) refreshViews(digest artifact.Digest) error {
 	for _, kind := range kinds {
 		if kind == flatKind {
 			_, viewErr := s.FlatView(digest)
-			err = errors.Join(err, viewErr)
+			err = errors.Join(err, unlessRestricted(viewErr))
 			continue
 		}
 		for _, m := range manifests {
 			if m.Ref.HubName() != "" {
 				_, viewErr := s.HubView(m)
-				err = errors.Join(err, viewErr)
+				err = errors.Join(err, unlessRestricted(viewErr))
 			}
 		}
 	}
@@ -362,13 +369,7 @@ func (s *Store) removeViews(digest artifact.Digest) error {
 		if _, statErr := s.fs.Lstat(dir); notExist(statErr) {
 			continue
 		}
-		// It vanishes whole before it is taken apart.
-		temp := durable.TempName(filepath.Join(s.views, filepath.Base(dir)))
-		if renameErr := s.fs.Rename(dir, temp); renameErr != nil {
-			err = errors.Join(err, renameErr)
-			continue
-		}
-		err = errors.Join(err, s.fs.SyncDir(filepath.Dir(dir)), s.fs.RemoveAll(temp))
+		err = errors.Join(err, s.vanish(dir))
 	}
 	return err
 }
