@@ -86,9 +86,13 @@ func (m *Mirror) serveInfo(w http.ResponseWriter, r *http.Request, rt route, mf 
 			}
 		}
 	}
+	var gated any = false
+	if mf.Access == artifact.AccessGated {
+		gated = "manual"
+	}
 	m.writeJSON(w, r, mf.Commit, map[string]any{
 		"id": rt.repo, "modelId": rt.repo, "sha": mf.Commit, "siblings": siblings,
-		"private": false, "gated": false, "disabled": false, "tags": []string{}, "downloads": 0, "likes": 0,
+		"private": mf.Access == artifact.AccessPrivate, "gated": gated, "disabled": false, "tags": []string{}, "downloads": 0, "likes": 0,
 	})
 }
 
@@ -243,7 +247,9 @@ func (m *Mirror) writeJSON(w http.ResponseWriter, r *http.Request, commit string
 		return
 	}
 	h := w.Header()
-	h.Set("X-Repo-Commit", commit)
+	if commit != "" {
+		h.Set("X-Repo-Commit", commit)
+	}
 	h.Set("Content-Type", "application/json; charset=utf-8")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	if r.Method != http.MethodHead {

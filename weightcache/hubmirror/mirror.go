@@ -71,6 +71,8 @@ var (
 // Options configures a Mirror. Library is required.
 type Options struct {
 	Library Library
+	// Auth says who may read what.
+	Auth AuthOptions
 	// Log receives what clients cannot be told; nil discards it.
 	Log *slog.Logger
 	// PublicURL is the base of the addresses in Link headers; empty means the
@@ -111,6 +113,7 @@ type Mirror struct {
 	places  chan struct{}
 	buffers sync.Pool
 	stats   counters
+	auth    *auth
 
 	mu      sync.Mutex
 	commits map[commitKey]artifact.Ref // the ref whose manifest had the commit
@@ -141,6 +144,7 @@ func New(opts Options) *Mirror {
 		opts: opts, places: make(chan struct{}, opts.Streams),
 		buffers: sync.Pool{New: func() any { b := make([]byte, bufferBytes); return &b }},
 		commits: map[commitKey]artifact.Ref{}, suspect: map[artifact.Digest]time.Time{},
+		auth: newAuth(opts.Auth, opts.Now),
 	}
 }
 
@@ -172,7 +176,7 @@ func (m *Mirror) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch rt.kind {
 	case routeWhoami:
-		m.refuse(w, r, refusal{http.StatusUnauthorized, "Unauthorized", "this mirror has no accounts", ""})
+		m.serveWhoami(w, r)
 	case routeForeign:
 		m.refuse(w, r, refusal{http.StatusNotFound, codeRepo, "this mirror holds models only", ""})
 	case routeOther:
@@ -184,9 +188,8 @@ func (m *Mirror) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serveRepo answers the routes that need a manifest.
 func (m *Mirror) serveRepo(w http.ResponseWriter, r *http.Request, rt route) {
-	manifest, err := m.manifest(r.Context(), rt.repo, rt.rev)
-	if err != nil {
-		m.refuseError(w, r, err)
+	manifest, ok := m.admitted(w, r, rt)
+	if !ok {
 		return
 	}
 	switch rt.kind {
