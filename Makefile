@@ -22,6 +22,8 @@ generate: ## generate the report's Go types from its .proto
 	go tool -modfile=tools/go.mod buf generate
 bench: build ## measure router and weights; writes docs/bench and README's tables
 	scripts/bench
+bench-peers: build ## measure the router beside nginx, vllm-router and smg; writes docs/bench/peers
+	scripts/bench-peers
 fuzz: ## run every fuzz target for FUZZTIME (default 60s)
 	scripts/fuzz
 outside-deps: ## install the programs that test/outside runs, at their pinned versions
@@ -29,4 +31,4 @@ outside-deps: ## install the programs that test/outside runs, at their pinned ve
 outside-fast: build outside-deps ## outside programs against the real binaries, the fast part
 	go test -count=1 -timeout 15m -tags outside -run Fast ./test/outside/...
 
-.PHONY: help build demo demo-check demo-real test race lint generate bench fuzz outside-deps outside-fast
+.PHONY: help build demo demo-check demo-real test race lint generate bench bench-peers fuzz outside-deps outside-fast

@@ -22,6 +22,7 @@ import (
 
 type options struct {
 	json, full bool
+	peers      bool
 	pairs      int
 	dir        string
 	progress   func(string)
@@ -47,9 +48,13 @@ func Command() *cobra.Command {
 		{"router", "CPU and memory per request against httputil.ReverseProxy", runRouter},
 		{"weights", "Landing rate and mirror against the disk, the hash and a file server", runWeights},
 	} {
-		cmd.AddCommand(&cobra.Command{Use: b.name, Short: b.short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		one := &cobra.Command{Use: b.name, Short: b.short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return runBench(cmd, b.name, o, b.run)
-		}})
+		}}
+		if b.name == "router" {
+			one.Flags().BoolVar(&o.peers, "peers", false, "measure nginx, vllm-router and smg too (found in PATH; see make bench-peers)")
+		}
+		cmd.AddCommand(one)
 	}
 	cmd.AddCommand(childCommands()...)
 	cmd.AddCommand(originCommand())
@@ -91,6 +96,9 @@ func printTable(w io.Writer, r Report) error {
 			ref = fmt.Sprintf("%s %.4g", row.References[0].Name, row.References[0].Value)
 		}
 		_, _ = fmt.Fprintf(t, "%s\t%.4g\t%s\t%s\t%.2f\t%.3g\t%t\t%s\n", row.Name, row.Value, row.Unit, ref, ratioOf(row), row.Aim, row.Met, row.Note)
+		for _, further := range furtherOf(row) {
+			_, _ = fmt.Fprintf(t, "\t\t\t%s %.4g\t%.2f\t\t\t\n", further.Name, further.Value, further.Ratio)
+		}
 	}
 	return t.Flush()
 }
@@ -103,6 +111,9 @@ func ratioOf(r Row) float64 {
 	}
 	return r.References[0].Ratio
 }
+
+// furtherOf are a row's references after the first.
+func furtherOf(r Row) []Reference { return r.References[min(1, len(r.References)):] }
 
 func describe(r Row) string {
 	s := fmt.Sprintf("%-24s %10.4g %s", r.Name, r.Value, r.Unit)

@@ -12,37 +12,37 @@ import (
 	"testing"
 )
 
-func TestPairsOrientTheRatioSoThatMoreIsBetter(t *testing.T) {
+func TestRoundsOrientTheRatioSoThatMoreIsBetter(t *testing.T) {
 	t.Parallel()
 	constant := func(v float64) func() (float64, error) { return func() (float64, error) { return v, nil } }
-	fast, err := pairs(Row{Name: "cpu", Better: lower, Aim: 1.25}, "ref", 3, constant(4), constant(6))
-	if err != nil || fast.Ratio != 1.5 || !fast.Met || fast.References[0].Value != 6 || fast.Pairs != 3 {
+	fast, err := rounds(Row{Name: "cpu", Better: lower, Aim: 1.25}, 3, constant(4), contender{"ref", constant(6)}, contender{"peer", constant(2)})
+	if err != nil || fast.Ratio != 1.5 || !fast.Met || fast.References[0].Value != 6 || fast.References[1].Ratio != 0.5 || fast.Pairs != 3 {
 		t.Errorf("lower is better: %+v, %v", fast, err)
 	}
-	slow, err := pairs(Row{Name: "rate", Better: higher, Aim: 0.9}, "ref", 2, constant(4), constant(8))
+	slow, err := rounds(Row{Name: "rate", Better: higher, Aim: 0.9}, 2, constant(4), contender{"ref", constant(8)})
 	if err != nil || slow.Ratio != 0.5 || slow.Met {
 		t.Errorf("higher is better: %+v, %v", slow, err)
 	}
 }
 
-func TestPairsAlternateWhichSideGoesFirst(t *testing.T) {
+func TestRoundsTakeTurnsAtGoingFirst(t *testing.T) {
 	t.Parallel()
 	var order []string
 	note := func(name string) func() (float64, error) {
 		return func() (float64, error) { order = append(order, name); return 1, nil }
 	}
-	if _, err := pairs(Row{Better: lower}, "ref", 2, note("own"), note("ref")); err != nil {
+	if _, err := rounds(Row{Better: lower}, 3, note("own"), contender{"ref", note("ref")}, contender{"peer", note("peer")}); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"own", "ref", "ref", "own"}; !slices.Equal(order, want) {
+	if want := []string{"own", "ref", "peer", "ref", "peer", "own", "peer", "own", "ref"}; !slices.Equal(order, want) {
 		t.Errorf("order %v, want %v", order, want)
 	}
 }
 
-func TestPairsNameTheRowThatCouldNotBeMeasured(t *testing.T) {
+func TestRoundsNameTheRowThatCouldNotBeMeasured(t *testing.T) {
 	t.Parallel()
 	broken := func() (float64, error) { return 0, errors.New("no disk") }
-	if _, err := pairs(Row{Name: "landing"}, "ref", 1, broken, broken); err == nil || !strings.Contains(err.Error(), "landing") {
+	if _, err := rounds(Row{Name: "landing"}, 1, broken, contender{"ref", broken}); err == nil || !strings.Contains(err.Error(), "landing") {
 		t.Errorf("error %v does not name the row", err)
 	}
 }

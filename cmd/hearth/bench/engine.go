@@ -24,6 +24,7 @@ const (
 )
 
 const (
+	chatPath    = "/v1/chat/completions"
 	streamHead  = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 	streamEnd   = "0\r\n\r\n"
 	pacedPeriod = 5 * time.Millisecond
@@ -83,8 +84,15 @@ func (e *fixedEngine) converse(conn net.Conn) {
 	in := bufio.NewReaderSize(conn, 4<<10)
 	var body bytes.Buffer
 	for {
-		if err := readMessage(in, &body); err != nil {
+		path, err := readMessage(in, &body)
+		if err != nil {
 			return
+		}
+		if path != chatPath {
+			if _, err := conn.Write(e.probe(path)); err != nil {
+				return
+			}
+			continue
 		}
 		head := body.Bytes()[:min(body.Len(), 64)]
 		asked := bytes.Contains(body.Bytes(), []byte(`"include_usage"`))
@@ -148,46 +156,59 @@ func (e *fixedEngine) paced(conn net.Conn, chunks int, tail []byte) error {
 	return err
 }
 
-// readMessage reads one HTTP/1.1 message and leaves its body in body.
-func readMessage(in *bufio.Reader, body *bytes.Buffer) error {
-	length, chunked, err := readHead(in, nil)
+// probe answers what routers ask of an engine beside requests: whether it lives
+// and what it serves. What else they ask for it does not have.
+func (e *fixedEngine) probe(path string) []byte {
+	status, body := "200 OK", ""
+	switch path {
+	case "/health":
+	case "/v1/models":
+		body = `{"object":"list","data":[{"id":"` + benchModel + `","object":"model","created":1764400000,"owned_by":"bench"}]}`
+	default:
+		status, body = "404 Not Found", `{"detail":"Not Found"}`
+	}
+	return fmt.Appendf(nil, "HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", status, len(body), body)
+}
+
+// readMessage reads one HTTP/1.1 request, leaves its body in body and returns its
+// path.
+func readMessage(in *bufio.Reader, body *bytes.Buffer) (string, error) {
+	path, length, chunked, err := readHead(in)
 	if err != nil {
-		return err
+		return "", err
 	}
 	body.Reset()
 	if !chunked {
 		_, err := io.CopyN(body, in, int64(length))
-		return err
+		return path, err
 	}
-	return readChunks(in, body)
+	return path, readChunks(in, body)
 }
 
-// readHead reads the start line and the headers. status, where not nil, takes the
-// start line's second word.
-func readHead(in *bufio.Reader, status *int) (length int, chunked bool, err error) {
+// readHead reads the start line, of which it returns the second word (a request's
+// path, an answer's status), and the headers.
+func readHead(in *bufio.Reader) (word string, length int, chunked bool, err error) {
 	line, err := in.ReadSlice('\n')
 	if err != nil {
-		return 0, false, err
+		return "", 0, false, err
 	}
-	if status != nil {
-		if words := bytes.Fields(line); len(words) > 1 {
-			*status, _ = strconv.Atoi(string(words[1]))
-		}
+	if words := bytes.Fields(line); len(words) > 1 {
+		word = string(words[1])
 	}
 	for {
 		line, err := in.ReadSlice('\n')
 		if err != nil {
-			return 0, false, err
+			return "", 0, false, err
 		}
 		line = bytes.TrimRight(line, "\r\n")
 		if len(line) == 0 {
-			return length, chunked, nil
+			return word, length, chunked, nil
 		}
 		name, value, _ := bytes.Cut(line, []byte(":"))
 		switch {
 		case bytes.EqualFold(name, []byte("Content-Length")):
 			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil {
-				return 0, false, fmt.Errorf("parse content length: %w", err)
+				return "", 0, false, fmt.Errorf("parse content length: %w", err)
 			}
 		case bytes.EqualFold(name, []byte("Transfer-Encoding")):
 			chunked = bytes.Contains(bytes.ToLower(value), []byte("chunked"))

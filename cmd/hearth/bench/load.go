@@ -25,7 +25,7 @@ func requestBytes(mode string, stream bool, size int, salt string) []byte {
 	end := `"}]}`
 	fill := max(size-len(open)-len(end), 0)
 	body := open + strings.Repeat("The quick brown fox jumps over it. ", fill/35+1)[:fill] + end
-	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nAccept: application/json\r\nUser-Agent: bench\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nAccept: application/json\r\nUser-Agent: bench\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
 }
 
 // client is one kept-alive connection that sends prepared requests in turn.
@@ -48,14 +48,13 @@ func (c *client) do(request []byte) error {
 	if _, err := c.conn.Write(request); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
-	var status int
-	length, chunked, err := readHead(c.in, &status)
+	status, length, chunked, err := readHead(c.in)
 	if err != nil {
 		return fmt.Errorf("read answer: %w", err)
 	}
-	if status != 200 {
+	if status != "200" {
 		text, _ := c.in.Peek(min(c.in.Buffered(), 300))
-		return fmt.Errorf("read answer: status %d: %s", status, text)
+		return fmt.Errorf("read answer: status %s: %s", status, text)
 	}
 	if chunked {
 		err = readChunks(c.in, io.Discard)
@@ -164,12 +163,12 @@ func holdStreams(ctx context.Context, addr string, n int, request []byte, held f
 		if _, err := c.conn.Write(request); err != nil {
 			return fmt.Errorf("send: %w", err)
 		}
-		var status int
-		if _, _, err := readHead(c.in, &status); err != nil {
+		status, _, _, err := readHead(c.in)
+		if err != nil {
 			return fmt.Errorf("open stream: %w", err)
 		}
-		if status != 200 {
-			return fmt.Errorf("open stream: status %d", status)
+		if status != "200" {
+			return fmt.Errorf("open stream: status %s", status)
 		}
 		if _, err := c.in.ReadSlice('\n'); err != nil {
 			return fmt.Errorf("read first chunk: %w", err)

@@ -3,9 +3,11 @@ package bench
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a child whose CPU time and memory are measured. It ends with the
-// bench.
+// process is a child whose CPU time and memory are measured, with the children
+// it has. It ends with the bench.
 type process struct {
 	cmd  *exec.Cmd
 	addr string // where it listens
@@ -31,8 +33,13 @@ func start(ctx context.Context, core int, addr string, args ...string) (*process
 	if err != nil {
 		return nil, fmt.Errorf("find own program: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, self, args...)
-	cmd.Stderr = os.Stderr
+	return startProgram(ctx, core, addr, os.Stderr, self, args...)
+}
+
+// startProgram does the same with any program; log takes what it prints.
+func startProgram(ctx context.Context, core int, addr string, log io.Writer, program string, args ...string) (*process, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", strings.Join(args, " "), err)
@@ -79,15 +86,34 @@ func freeAddr(ctx context.Context) (string, error) {
 func (p *process) pin(core int) {
 	var set unix.CPUSet
 	set.Set(core)
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.cmd.Process.Pid))
-	if err != nil {
-		return
-	}
-	for _, task := range tasks {
-		if tid, err := strconv.Atoi(task.Name()); err == nil {
-			_ = unix.SchedSetaffinity(tid, &set)
+	for _, pid := range p.pids() {
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		if err != nil {
+			continue
+		}
+		for _, task := range tasks {
+			if tid, err := strconv.Atoi(task.Name()); err == nil {
+				_ = unix.SchedSetaffinity(tid, &set)
+			}
 		}
 	}
+}
+
+// pids are the child and those below it.
+func (p *process) pids() []int {
+	all := []int{p.cmd.Process.Pid}
+	for i := 0; i < len(all); i++ {
+		lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", all[i]))
+		for _, list := range lists {
+			text, _ := os.ReadFile(list)
+			for word := range strings.FieldsSeq(string(text)) {
+				if pid, err := strconv.Atoi(word); err == nil {
+					all = append(all, pid)
+				}
+			}
+		}
+	}
+	return all
 }
 
 func (p *process) stop() {
@@ -102,23 +128,32 @@ func (p *process) stop() {
 	}
 }
 
-// cpu is the CPU time of all the child's threads so far, user and system. The
-// clock id of another process is (^pid << 3) | CPUCLOCK_SCHED (clock_getcpuclockid(3)).
+// cpu is the CPU time of all threads of the child and of those below it so far,
+// user and system. The clock id of another process is (^pid << 3) | CPUCLOCK_SCHED
+// (clock_getcpuclockid(3)).
 func (p *process) cpu() (time.Duration, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^p.cmd.Process.Pid<<3|2), &ts); err != nil {
-		return 0, fmt.Errorf("read CPU clock of child: %w", err)
+	var sum time.Duration
+	for _, pid := range p.pids() {
+		var ts unix.Timespec
+		if err := unix.ClockGettime(int32(^pid<<3|2), &ts); err != nil {
+			return 0, fmt.Errorf("read CPU clock of child: %w", err)
+		}
+		sum += time.Duration(ts.Nano())
 	}
-	return time.Duration(ts.Nano()), nil
+	return sum, nil
 }
 
-// rss is the child's resident memory in bytes: field VmRSS (now) or VmHWM (peak)
-// of /proc/PID/status.
+// rss is the resident memory of the child and of those below it in bytes: field
+// VmRSS (now) or VmHWM (peak) of /proc/PID/status.
 func (p *process) rss(field string) (int64, error) {
-	text := strings.TrimSuffix(fieldOf(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid), field), " kB")
-	kib, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("read %s of child: %w", field, err)
+	var sum int64
+	for _, pid := range p.pids() {
+		text := strings.TrimSuffix(fieldOf(fmt.Sprintf("/proc/%d/status", pid), field), " kB")
+		kib, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read %s of child: %w", field, err)
+		}
+		sum += kib << 10
 	}
-	return kib << 10, nil
+	return sum, nil
 }

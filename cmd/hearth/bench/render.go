@@ -7,6 +7,7 @@ import (
 	"html"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -102,6 +103,20 @@ func markdown(w *bytes.Buffer, r Report, plot string, first bool) {
 			met = "**no**"
 		}
 		_, _ = fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", row.Name, figure(row.Value), row.Unit, ref, ratio, aim, met, row.Note)
+	}
+	further(w, r)
+}
+
+// further writes what rows were held against beside their first reference.
+func further(w *bytes.Buffer, r Report) {
+	if !slices.ContainsFunc(r.Rows, func(row Row) bool { return len(furtherOf(row)) > 0 }) {
+		return
+	}
+	_, _ = fmt.Fprintln(w, "\nFurther references of the same run:\n\n| row | reference | its value | unit | ratio |\n|---|---|---|---|---|")
+	for _, row := range r.Rows {
+		for _, ref := range furtherOf(row) {
+			_, _ = fmt.Fprintf(w, "| %s | %s | %s | %s | %.2f |\n", row.Name, ref.Name, figure(ref.Value), row.Unit, ref.Ratio)
+		}
 	}
 }
 

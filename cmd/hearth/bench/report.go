@@ -67,33 +67,39 @@ const (
 	lower  = "lower"
 )
 
-// pairs measures own and reference in turn, n times, and fills a row with the
-// medians and the median of the pairs' ratios. The order swaps from pair to pair,
-// so that a drift of the machine favours neither.
-func pairs(row Row, refName string, n int, own, ref func() (float64, error)) (Row, error) {
-	var owns, refs, ratios []float64
-	for i := range n {
-		first, second := own, ref
-		if i%2 == 1 {
-			first, second = ref, own
+// contender is something that a row is measured against in the same run.
+type contender struct {
+	name    string
+	measure func() (float64, error)
+}
+
+// rounds measures own and the references in turn, n times, and fills a row with
+// the medians and the medians of the rounds' ratios. The order moves on from round
+// to round, so that a drift of the machine favours none.
+func rounds(row Row, n int, own func() (float64, error), refs ...contender) (Row, error) {
+	all := append([]contender{{"", own}}, refs...)
+	values := make([][]float64, len(all))
+	for round := range n {
+		for i := range all {
+			at := (i + round) % len(all)
+			v, err := all[at].measure()
+			if err != nil {
+				return row, fmt.Errorf("measure %s %s: %w", row.Name, all[at].name, err)
+			}
+			values[at] = append(values[at], v)
 		}
-		a, err := first()
-		if err != nil {
-			return row, fmt.Errorf("measure %s: %w", row.Name, err)
-		}
-		b, err := second()
-		if err != nil {
-			return row, fmt.Errorf("measure %s: %w", row.Name, err)
-		}
-		if i%2 == 1 {
-			a, b = b, a
-		}
-		owns, refs, ratios = append(owns, a), append(refs, b), append(ratios, oriented(row.Better, a, b))
 	}
+	owns := values[0]
 	row.Value, row.Pairs = median(owns), n
 	row.Spread = [2]float64{slices.Min(owns), slices.Max(owns)}
-	row.Ratio = median(ratios)
-	row.References = append([]Reference{{Name: refName, Value: median(refs), Ratio: row.Ratio}}, row.References...)
+	for i, ref := range refs {
+		ratios := make([]float64, n)
+		for round, own := range owns {
+			ratios[round] = oriented(row.Better, own, values[i+1][round])
+		}
+		row.References = append(row.References, Reference{Name: ref.name, Value: median(values[i+1]), Ratio: median(ratios)})
+	}
+	row.Ratio = row.References[0].Ratio
 	row.Met = row.Aim == 0 || row.Ratio >= row.Aim
 	return row, nil
 }

@@ -15,6 +15,7 @@ import (
 // own, both in front of the same engine of prepared answers.
 type routerBench struct {
 	engine, router, reverse *process
+	peers                   []peer
 	dir                     string
 	core                    int // of the proxies, -1 any
 	pairs                   int
@@ -46,6 +47,12 @@ func startRouterBench(ctx context.Context, dir string, o options) (*routerBench,
 	}
 	if b.router, err = b.startRouter(ctx); err != nil {
 		return nil, err
+	}
+	if o.peers {
+		if err := b.startPeers(ctx); err != nil {
+			b.stop()
+			return nil, err
+		}
 	}
 	return b, nil
 }
@@ -81,14 +88,18 @@ func (b *routerBench) startRouter(ctx context.Context) (*process, error) {
 }
 
 func (b *routerBench) stop() {
-	for _, p := range []*process{b.router, b.reverse, b.engine} {
+	all := []*process{b.router, b.reverse}
+	for _, p := range b.peers {
+		all = append(all, p.process)
+	}
+	for _, p := range append(all, b.engine) {
 		if p != nil {
 			p.stop()
 		}
 	}
 }
 
-// referenceLost is how many answers of one loop the reference may break off:
+// referenceLost is how many answers of one loop a reference may break off:
 // net/http's transport at times closes a connection it still reads from. The
 // router may lose none.
 const referenceLost = 3
@@ -97,9 +108,9 @@ const referenceLost = 3
 func (b *routerBench) cpuPerRequest(ctx context.Context, p *process, conns, total int, mode string, stream bool, size int) func() (float64, error) {
 	return func() (float64, error) {
 		request := func(conn int) []byte { return requestBytes(mode, stream, size, fmt.Sprint("conversation ", conn)) }
-		lost := 0
-		if p == b.reverse {
-			lost = referenceLost
+		lost := referenceLost
+		if p == b.router {
+			lost = 0
 		}
 		if err := closedLoop(ctx, p.addr, conns, total/10+conns, lost, request); err != nil { // warm connections and caches
 			return 0, err
@@ -194,7 +205,6 @@ func (b *routerBench) rows(ctx context.Context) ([]Row, error) {
 		rows = append(rows, row)
 		return nil
 	}
-	const ref = "httputil.ReverseProxy"
 	// Idle first: nothing has been asked of the process yet.
 	if err := add(alone(Row{Name: "idle_rss", Unit: "MiB", Better: lower, Aim: 40, Note: "before the first request"}, 1, func() (float64, error) {
 		v, err := b.router.rss("VmRSS")
@@ -207,8 +217,8 @@ func (b *routerBench) rows(ctx context.Context) ([]Row, error) {
 	})); err != nil {
 		return nil, err
 	}
-	idle, err := pairs(Row{Name: "idle_stream_memory", Unit: "KiB/stream", Better: lower, Note: "resident memory per open idle stream of 2,000, fresh processes; must: <= 48 KiB"}, ref, b.pairs,
-		b.perIdleStream(ctx, b.startRouter), b.perIdleStream(ctx, b.startReverse))
+	idle, err := rounds(Row{Name: "idle_stream_memory", Unit: "KiB/stream", Better: lower, Note: "resident memory per open idle stream of 2,000, fresh processes; must: <= 48 KiB"},
+		b.pairs, b.perIdleStream(ctx, b.startRouter), contender{ref, b.perIdleStream(ctx, b.startReverse)})
 	if err := add(onValue(idle, 48), err); err != nil {
 		return nil, err
 	}
@@ -218,22 +228,26 @@ func (b *routerBench) rows(ctx context.Context) ([]Row, error) {
 		{"stream_burst64_cpu", "64 chunks in one write, 14 KB; must: <= 0.8 R", 1 / 0.8, modeBurst64, true, 800, 8000},
 	} {
 		n := c.number * b.scale
-		if err := add(pairs(Row{Name: c.name, Unit: "us/request", Better: lower, Aim: c.aim, Note: c.note}, ref, b.pairs,
-			b.cpuPerRequest(ctx, b.router, 16, n, c.mode, c.stream, c.size), b.cpuPerRequest(ctx, b.reverse, 16, n, c.mode, c.stream, c.size))); err != nil {
+		measure := func(p *process) func() (float64, error) {
+			return b.cpuPerRequest(ctx, p, 16, n, c.mode, c.stream, c.size)
+		}
+		if err := add(b.beside(Row{Name: c.name, Unit: "us/request", Better: lower, Aim: c.aim, Note: c.note}, measure)); err != nil {
 			return nil, err
 		}
 	}
-	if err := add(pairs(Row{Name: "lone_chunk_cpu", Unit: "us/chunk", Better: lower, Aim: 1 / 1.1, Note: "chunks 5 ms apart on 64 streams; must: <= 1.1 R"}, ref, b.pairs,
-		b.loneChunk(ctx, b.router), b.loneChunk(ctx, b.reverse))); err != nil {
+	lone := func(p *process) func() (float64, error) { return b.loneChunk(ctx, p) }
+	if err := add(b.beside(Row{Name: "lone_chunk_cpu", Unit: "us/chunk", Better: lower, Aim: 1 / 1.1, Note: "chunks 5 ms apart on 64 streams; must: <= 1.1 R"}, lone)); err != nil {
 		return nil, err
 	}
-	big, err := pairs(Row{Name: "body_400KB_cpu", Unit: "us/request", Better: lower, Note: "400 KB request; must: <= 1,000 us"}, ref, b.pairs,
-		b.cpuPerRequest(ctx, b.router, 4, 1000*b.scale, modeJSON, false, 400_000), b.cpuPerRequest(ctx, b.reverse, 4, 1000*b.scale, modeJSON, false, 400_000))
+	big, err := b.beside(Row{Name: "body_400KB_cpu", Unit: "us/request", Better: lower, Note: "400 KB request; must: <= 1,000 us"}, func(p *process) func() (float64, error) {
+		return b.cpuPerRequest(ctx, p, 4, 1000*b.scale, modeJSON, false, 400_000)
+	})
 	if err := add(onValue(big, 1000), err); err != nil {
 		return nil, err
 	}
-	added, err := pairs(Row{Name: "added_p50", Unit: "ms", Better: lower, Note: "added to the median answer at 200 requests/s; must: <= R + 0.05 ms"}, ref, b.pairs,
-		b.addedMedian(ctx, b.router), b.addedMedian(ctx, b.reverse))
+	added, err := b.beside(Row{Name: "added_p50", Unit: "ms", Better: lower, Note: "added to the median answer at 200 requests/s; must: <= R + 0.05 ms"}, func(p *process) func() (float64, error) {
+		return b.addedMedian(ctx, p)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -244,6 +258,18 @@ func (b *routerBench) rows(ctx context.Context) ([]Row, error) {
 		return nil, err
 	}
 	return rows, add(indexRow())
+}
+
+// ref is the first reference of every row of the router.
+const ref = "httputil.ReverseProxy"
+
+// beside measures the router, the reference and the peers by the same measure.
+func (b *routerBench) beside(row Row, measure func(*process) func() (float64, error)) (Row, error) {
+	refs := []contender{{ref, measure(b.reverse)}}
+	for _, p := range b.peers {
+		refs = append(refs, contender{p.name, measure(p.process)})
+	}
+	return rounds(row, b.pairs, measure(b.router), refs...)
 }
 
 // idleCPU is the share of a core that a process uses while nothing is asked of it.

@@ -229,10 +229,10 @@ func (w *weightsBench) landing(ctx context.Context, n int) (Row, error) {
 		}
 		return min(parts[0], parts[1], parts[2]), nil
 	}
-	row, err := pairs(Row{
+	row, err := rounds(Row{
 		Name: fmt.Sprintf("landing_rate_%dGiB", landingSize), Unit: "B/s", Better: higher, Aim: 0.9,
 		Note: "pull of files of 1 GiB to Ready (resolved, received, hashed, synced, published)",
-	}, "slowest of the limits", n, own, limit)
+	}, n, own, contender{"slowest of the limits", limit})
 	if err != nil {
 		return row, err
 	}
@@ -403,7 +403,8 @@ func (w *weightsBench) mirror(ctx context.Context, node *node, n int) (Row, erro
 			return Row{}, err
 		}
 	}
-	return pairs(Row{Name: "mirror_rate", Unit: "B/s", Better: higher, Aim: 0.95, Note: "1 GiB from the page cache, one stream"}, "http.FileServer", max(n, 9), through, plain)
+	return rounds(Row{Name: "mirror_rate", Unit: "B/s", Better: higher, Aim: 0.95, Note: "1 GiB from the page cache, one stream"},
+		max(n, 9), through, contender{"http.FileServer", plain})
 }
 
 func ownCPU() time.Duration {
