@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf16"
 )
 
 func TestScanFindsWhatTheRouterNeeds(t *testing.T) {
@@ -198,6 +200,45 @@ func TestLongStringsAreFoundAgainWhereTheyStand(t *testing.T) {
 	without.run(body, &f)
 	if !slices.Equal(with.keys, without.keys) || len(with.keys) == 0 || with.counted != without.counted {
 		t.Fatalf("%d keys and %d", len(with.keys), len(without.keys))
+	}
+}
+
+func TestTheEstimateCountsTextAndNotHowJSONWritesIt(t *testing.T) {
+	t.Parallel()
+	const text = "\"k\u00e4se\"\n\\ <b>\u706b</b> \U0001f525\u007f\u07ff\u0800 end"
+	ascii := []byte(`"`)
+	for _, r := range utf16.Encode([]rune(text)) {
+		ascii = fmt.Appendf(ascii, `\u%04X`, r)
+	}
+	ascii = append(ascii, '"')
+	short, err := json.Marshal(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, written := range [][]byte{ascii, short} {
+		for form, want := range map[string]int{
+			`{"model":"m","prompt":%s}`:                                                        len(text),
+			`{"model":"m","prompt":[%[1]s,%[1]s , %[1]s]}`:                                     3 * len(text),
+			`{"model":"m","prompt":[]}`:                                                        1,
+			`{"model":"m","prompt":[1,22]}`:                                                    len(`[1,22`),
+			`{"model":"m","input":%s}`:                                                         len(text),
+			`{"model":"m","messages":[{"role":"user","content":%s}]}`:                          len("user" + text),
+			`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":%s}]}]}`: len("user" + text),
+		} {
+			body := []byte(form)
+			if strings.Contains(form, "%") {
+				body = fmt.Appendf(nil, form, written)
+			}
+			var f facts
+			if err := scan(body, &f); err != nil {
+				t.Fatalf("%s: %v", body, err)
+			}
+			var w walker
+			w.run(body, &f)
+			if w.counted != want {
+				t.Errorf("%s counts %d bytes, want %d", body, w.counted, want)
+			}
+		}
 	}
 }
 

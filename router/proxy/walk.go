@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"bytes"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/hearth-dev/hearth/router/pick"
@@ -67,6 +69,7 @@ func (w *walker) run(b []byte, f *facts) {
 	case f.prompt.present():
 		w.mark(markText)
 		w.value(f.prompt.of(b))
+		w.listed(b, f.prompt)
 	case f.input.present():
 		w.conversation(b, f.input)
 	}
@@ -132,13 +135,60 @@ func (w *walker) compact(raw []byte) {
 }
 
 // value writes a string's inner bytes as they stand in the body, or any other
-// value compacted.
+// value compacted. What escapes add to a string is no prompt.
 func (w *walker) value(raw []byte) {
 	if raw[0] == '"' {
 		w.write(raw[1 : len(raw)-1])
+		w.counted -= escapes(raw[1 : len(raw)-1])
 		return
 	}
 	w.compact(raw)
+}
+
+// escapes is by how many bytes the inside of a scanned, valid JSON string is
+// longer than the UTF-8 text it stands for.
+func escapes(p []byte) int {
+	n := 0
+	for {
+		at := bytes.IndexByte(p, '\\')
+		if at < 0 {
+			return n
+		}
+		p = p[at+1:]
+		if p[0] != 'u' {
+			n++
+			p = p[1:]
+			continue
+		}
+		const written = len(`\u0000`)
+		switch high, low := string(p[1:3]), p[3]; {
+		case high == "00" && low < '8':
+			n += written - 1
+		case p[1] == '0' && p[2] < '8':
+			n += written - 2
+		case (p[1] == 'd' || p[1] == 'D') && p[2] >= '8':
+			n += written - 2 // half of a pair that stands for four bytes
+		default:
+			n += written - 3
+		}
+		p = p[written-1:]
+	}
+}
+
+// listed takes what makes a list of strings one out of the count; a list of
+// token ids stays as it was counted.
+func (w *walker) listed(b []byte, list span) {
+	if !list.is(b, '[') {
+		return
+	}
+	elements(b, list.off, func(at int) int {
+		end := w.long.skip(b, at)
+		if b[at] == '"' {
+			w.counted -= len(`"",`) + escapes(b[at+1:end-1])
+		}
+		return end
+	})
+	w.counted = max(w.counted-1, 0)
 }
 
 // conversation walks an array of messages, or a plain string as one text.
