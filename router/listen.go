@@ -50,6 +50,8 @@ func (r *Router) listen(ctx context.Context) (servers []*server, err error) {
 			config.NextProtos = []string{"h2", "http/1.1"}
 			s.http.TLSConfig = config
 			s.listener = tls.NewListener(l, config)
+		} else if name == ingressName {
+			s.listener = r.proxy.Guard(s.http, l)
 		}
 		servers = append(servers, s)
 		r.mu.Lock()

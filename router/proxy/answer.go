@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/hearth-dev/hearth/router/proxy/wire"
@@ -26,10 +27,11 @@ type answer struct {
 	resp *wire.Response
 	sent time.Time
 
-	pending bool   // w holds bytes the client has not got
-	within  int    // how many bytes w holds of its own buffer, at most
-	out     []byte // bytes for w, gathered until a read waits
-	lost    bool   // a write to w failed
+	mu      sync.Mutex // of a stream: a probe may write too; guards what follows
+	pending bool       // w holds bytes the client has not got
+	within  int        // how many bytes w holds of its own buffer, at most
+	out     []byte     // bytes for w, gathered until a read waits
+	lost    bool       // a write to w failed
 
 	scan sseScanner
 }
@@ -39,13 +41,17 @@ var errClientLost = errors.New("write to client failed")
 // BeforeWait implements wire.Waiter: the client gets what there is before the
 // next read waits for the engine, never while more bytes are there to be had.
 func (a *answer) BeforeWait() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	if !a.drain() {
 		return errClientLost
 	}
 	if a.pending {
 		a.pending, a.within = false, 0
 		if f, ok := a.w.(http.Flusher); ok {
+			a.arm()
 			f.Flush()
+			a.disarm()
 		}
 	}
 	return nil
@@ -69,7 +75,10 @@ func (a *answer) copy(length int64) {
 			if metered {
 				look.feed(piece)
 			}
-			if _, werr := a.w.Write(piece); werr != nil {
+			a.arm()
+			_, werr := a.w.Write(piece)
+			a.disarm()
+			if werr != nil {
 				a.end(outcomeGone(a.r.Context()), FailureClientGone, look.usage, ttft, total/4)
 				return
 			}
@@ -102,10 +111,15 @@ func verdict(status int, failed bool) (string, Failure) {
 // stream relays an event stream, scanning it and flushing as it comes.
 func (a *answer) stream() {
 	a.resp.SetWaiter(a)
+	if c := clientOf(a.r.Context()); c != nil && a.w.Header()["Content-Length"] == nil {
+		c.setProbe(a.comment)
+		defer c.setProbe(nil)
+	}
 	a.scan.stripUsage, a.scan.cutUsage, a.scan.wantID = a.c.strip, a.c.cut, a.c.route.responses
 	var ttft time.Duration
 	for {
 		piece, err := a.resp.Next()
+		a.mu.Lock()
 		var head, body []byte
 		if len(piece) > 0 {
 			head, body = a.scan.feed(piece)
@@ -120,7 +134,9 @@ func (a *answer) stream() {
 		} else {
 			a.gather(head, body)
 		}
-		if a.lost {
+		lost := a.lost
+		a.mu.Unlock()
+		if lost {
 			a.end(outcomeGone(a.r.Context()), FailureClientGone, a.scan.usage, ttft, a.scan.content)
 			return
 		}
@@ -179,10 +195,43 @@ func (a *answer) put(p []byte) {
 	if len(p) == 0 || a.lost {
 		return
 	}
+	a.arm()
 	if _, err := a.w.Write(p); err != nil {
 		a.lost = true
 	}
+	a.disarm()
 }
+
+// arm bounds the writes until disarm, for HTTP/2: flow control stalls a stream
+// while its connection lives, so the kernel, which ends HTTP/1 connections that
+// stall, sees nothing of it.
+func (a *answer) arm() {
+	if a.r.ProtoMajor == 2 {
+		_ = http.NewResponseController(a.w).SetWriteDeadline(time.Now().Add(a.p.options.StalledWrite))
+	}
+}
+
+func (a *answer) disarm() {
+	if a.r.ProtoMajor == 2 {
+		_ = http.NewResponseController(a.w).SetWriteDeadline(time.Time{})
+	}
+}
+
+// comment sends a client that may be gone a line that means nothing, where
+// the stream is between two events.
+func (a *answer) comment() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.lost || a.scan.midEvent || a.scan.through || a.out != nil {
+		return // more is on its way, or will be
+	}
+	a.put(streamComment)
+	if f, ok := a.w.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+var streamComment = []byte(":\n\n")
 
 // through writes what is gathered and then the pieces, without a copy of ours.
 func (a *answer) through(pieces ...[]byte) {
@@ -230,7 +279,9 @@ func (a *answer) lastEvent(message, code string) {
 	if a.scan.midEvent {
 		gap = []byte("\n")
 	}
+	a.mu.Lock()
 	a.gather(gap, errorFrame(message, code))
+	a.mu.Unlock()
 	_ = a.BeforeWait() // the answer ends uncleanly in any case
 }
 

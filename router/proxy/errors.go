@@ -49,7 +49,7 @@ func refusalFor(err error, model string) *Refusal {
 			Status: http.StatusServiceUnavailable, Message: "No endpoint can serve this model now.",
 			Type: "server_error", Code: "no_endpoint", Reason: "no-endpoint", RetryAfter: 2,
 		}
-	case errors.Is(err, ErrDuplicateModel), errors.Is(err, ErrModelType):
+	case errors.Is(err, ErrDuplicateModel), errors.Is(err, ErrModelType), errors.Is(err, ErrModelSpelling):
 		r := invalid(http.StatusBadRequest, "invalid_model", "bad-model", err.Error())
 		r.Param = "model"
 		return r

@@ -43,7 +43,9 @@ func outcomeGone(ctx context.Context) string {
 	return outcomeClientGone
 }
 
-// abandoned ends the exchange of a request whose context ended before an answer began.
+// abandoned ends the exchange of a request whose context ended before an answer
+// began. A client that is gone for all the router knows gets no answer: an
+// empty one would look like success. It does not return then.
 func (p *Proxy) abandoned(w http.ResponseWriter, r *http.Request, c *call) {
 	c.Outcome, c.Status = outcomeGone(r.Context()), statusClientGone
 	if c.Outcome == outcomeCut {
@@ -53,8 +55,11 @@ func (p *Proxy) abandoned(w http.ResponseWriter, r *http.Request, c *call) {
 		}
 		WriteRefusal(w, e)
 		c.Status, c.Reason = e.Status, e.Reason
+		p.finish(c.Exchange)
+		return
 	}
 	p.finish(c.Exchange)
+	panic(http.ErrAbortHandler)
 }
 
 // forward sends the request to an endpoint, once more to another where the

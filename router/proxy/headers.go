@@ -58,6 +58,7 @@ func (p *Proxy) upstreamHeaders(r *http.Request, id string) (authorization []str
 	delete(h, "Cookie")
 	delete(h, "Expect")
 	delete(h, "Content-Length")
+	delete(h, "Http2-Settings")
 	if p.options.ConsumerHeader != "" {
 		delete(h, http.CanonicalHeaderKey(p.options.ConsumerHeader))
 	}

@@ -73,6 +73,12 @@ func (p *Proxy) inference(w http.ResponseWriter, r *http.Request, rt route) {
 	if refusal := p.prepare(w, r, c); refusal != nil {
 		// The server takes a read past its deadline for a client that left.
 		if gone(r.Context()) && refusal.Status != http.StatusRequestTimeout {
+			if !wasCut(r.Context()) {
+				WriteRefusal(w, refusal) // it may still read, having closed its sending side too early
+				c.Outcome, c.Status = outcomeClientGone, statusClientGone
+				p.finish(c.Exchange)
+				return
+			}
 			p.abandoned(w, r, c)
 			return
 		}
@@ -128,15 +134,8 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil
 	}
-	if !c.route.anyMethod {
-		if kind := r.Header["Content-Type"]; len(kind) > 0 && !looksJSON(r.Header) {
-			return invalid(http.StatusUnsupportedMediaType, "unsupported_media_type", "media-type",
-				"Content-Type must be application/json.")
-		}
-		if e := r.Header["Content-Encoding"]; len(e) > 0 && !strings.EqualFold(e[0], "identity") {
-			return invalid(http.StatusUnsupportedMediaType, "unsupported_media_type", "media-type",
-				"Content-Encoding is not supported: send the body as it is.")
-		}
+	if refusal := mediaType(r.Header, c.route.anyMethod); refusal != nil {
+		return refusal
 	}
 	// A body that trickles may not hold its buffer for ever. Answers have no such bound.
 	control := http.NewResponseController(w)
@@ -155,8 +154,9 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 		return invalid(http.StatusRequestEntityTooLarge, "request_too_large", "body-too-large",
 			"The request body is longer than this router's limit.")
 	case err != nil:
-		return invalid(http.StatusBadRequest, "incomplete_body", "bad-body", "The request body ended early.")
+		return invalid(http.StatusBadRequest, "incomplete_body", "bad-body", "The request body ended early, or its chunks are broken.")
 	}
+	r.Body = http.NoBody // all of it has come
 	c.plan.body = &bodyBuffer{b: b}
 	c.plan.body.refs.Store(1)
 	return nil
@@ -180,6 +180,32 @@ func noRoom() *Refusal {
 		Status: http.StatusServiceUnavailable, Message: "The router holds too many request bodies now.",
 		Type: "server_error", Code: "overloaded", Reason: reasonBodyMemory, RetryAfter: 1,
 	}
+}
+
+// mediaType refuses a body that would be read otherwise by the engine than here.
+func mediaType(h http.Header, anyType bool) *Refusal {
+	message := ""
+	json := looksJSON(h)
+	switch {
+	case len(h["Content-Type"]) > 1:
+		message = "There must be one Content-Type."
+	case !json && !anyType:
+		message = "Content-Type must be application/json."
+	case json && encoded(h["Content-Encoding"]):
+		message = "Content-Encoding is not supported: send the body as it is."
+	default:
+		return nil
+	}
+	return invalid(http.StatusUnsupportedMediaType, "unsupported_media_type", "media-type", message)
+}
+
+func encoded(codings []string) bool {
+	for _, c := range codings {
+		if !strings.EqualFold(c, "identity") {
+			return true
+		}
+	}
+	return false
 }
 
 // looksJSON accepts application/json, */*+json and no type at all.

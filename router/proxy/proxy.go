@@ -19,6 +19,7 @@ const (
 	DefaultMaxBodyBytes     = 32 << 20
 	DefaultMaxBufferedBytes = 1 << 30
 	DefaultBodyTimeout      = time.Minute
+	DefaultStalledWrite     = 2 * time.Minute
 )
 
 // Options configure a Proxy. Balancer is required.
@@ -32,6 +33,10 @@ type Options struct {
 	MaxBufferedBytes int64
 	// BodyTimeout bounds the time a request body takes to arrive, 0 = DefaultBodyTimeout.
 	BodyTimeout time.Duration
+	// StalledWrite is how long an HTTP/2 client may keep one write of its answer
+	// waiting, 0 = DefaultStalledWrite. Of HTTP/1 clients the listener's
+	// TCP_USER_TIMEOUT sees to that.
+	StalledWrite time.Duration
 	// Consumer names who a request is charged to; nil means "anonymous".
 	Consumer func(*http.Request) string
 	// ConsumerHeader is never forwarded to an engine.
@@ -67,6 +72,9 @@ func New(o Options) *Proxy {
 	if o.BodyTimeout <= 0 {
 		o.BodyTimeout = DefaultBodyTimeout
 	}
+	if o.StalledWrite <= 0 {
+		o.StalledWrite = DefaultStalledWrite
+	}
 	if o.Consumer == nil {
 		o.Consumer = func(*http.Request) string { return "anonymous" }
 	}
@@ -89,6 +97,13 @@ func (p *Proxy) InFlight() int64 { return p.inflight.Load() }
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.inflight.Add(1)
 	defer p.inflight.Add(-1)
+	if e := foreign(r); e != nil {
+		p.refuse(w, r, p.begin(w, r, "other"), e)
+		return
+	}
+	if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 && clientOf(r.Context()) == nil {
+		w.Header()["Connection"] = []string{"close"} // nobody has looked whether it says its length twice
+	}
 	switch r.URL.Path {
 	case "/v1/chat/completions", "/v1/completions":
 		p.inference(w, r, route{path: r.URL.Path, stream: true, metered: true})
@@ -141,7 +156,7 @@ func (p *Proxy) begin(w http.ResponseWriter, r *http.Request, path string) *Exch
 
 // refuse answers with the router's own error and ends the exchange.
 func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, x *Exchange, e *Refusal) {
-	early := e.Status == http.StatusRequestEntityTooLarge || e.Reason == reasonBodyMemory
+	early := e.Status == http.StatusRequestEntityTooLarge || e.Reason == reasonBodyMemory || unread(r)
 	if r.ProtoMajor == 1 && (early || e.Status == http.StatusRequestTimeout) {
 		w.Header()["Connection"] = []string{"close"} // the rest of the body is not read
 	}

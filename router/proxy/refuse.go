@@ -3,6 +3,7 @@ package proxy
 import (
 	"io"
 	"net/http"
+	"net/textproto"
 	"strings"
 	"time"
 )
@@ -18,6 +19,36 @@ func plainPath(path string) bool {
 	}
 	return true
 }
+
+// foreign refuses what an engine must not be asked: a tunnel, an echo of the
+// request's own headers, another protocol. An offer of HTTP/2 is no demand:
+// clients make it of every server, and take the answer in HTTP/1.1.
+func foreign(r *http.Request) *Refusal {
+	switch r.Method {
+	case http.MethodConnect, http.MethodTrace:
+		return invalid(http.StatusMethodNotAllowed, "method_not_allowed", "method", "Method "+r.Method+" is not allowed.")
+	}
+	if r.ProtoMajor != 1 || r.Header["Upgrade"] == nil {
+		return nil
+	}
+	for _, list := range r.Header["Upgrade"] {
+		for protocol := range strings.SplitSeq(list, ",") {
+			if protocol = textproto.TrimString(protocol); !strings.EqualFold(protocol, "h2c") {
+				return invalid(http.StatusBadRequest, "unsupported_upgrade", "upgrade",
+					"Upgrade to "+clip(protocol)+" is not supported: this router speaks HTTP only.")
+			}
+		}
+	}
+	return nil
+}
+
+// serverDrains is how much of an unread body net/http's server reads itself
+// before it closes the connection under its client.
+const serverDrains = 256 << 10
+
+// unread says whether a refusal leaves more of the body behind than the server
+// takes. Where the body has been read, reading on ends at once.
+func unread(r *http.Request) bool { return r.Body != http.NoBody && r.ContentLength > serverDrains }
 
 // Bounds of linger.
 const (

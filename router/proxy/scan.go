@@ -21,6 +21,7 @@ var (
 	ErrNotObject      = errors.New("body is not a JSON object")
 	ErrDuplicateModel = errors.New("duplicate member model")
 	ErrModelType      = errors.New("model is not a string")
+	ErrModelSpelling  = errors.New("a member is model but for upper case, which some engines take for it")
 )
 
 // span is a byte range of the body; end 0 means absent.
@@ -262,9 +263,15 @@ func (f *facts) member(b, key []byte, v span) error {
 		f.toolChoice = v
 	case "response_format":
 		f.responseFormat = v
+	default:
+		if len(key) == len("model") && bytes.EqualFold(key, modelName) {
+			return ErrModelSpelling
+		}
 	}
 	return nil
 }
+
+var modelName = []byte("model")
 
 func (f *facts) streamOption(b, key []byte, v span) error {
 	f.optionsEmpty = false
