@@ -62,7 +62,7 @@ func PeerOf(cert *x509.Certificate) (Peer, error) {
 		return Peer{}, fmt.Errorf("read peer identity: %w: %q", ErrNoIdentity, u)
 	}
 	p := Peer{Domain: u.Host, Role: Role(parts[2]), Name: parts[3]}
-	if !validRole(p.Role) || !validName(p.Name) {
+	if !validRole(p.Role) || !ValidName(p.Name) {
 		return Peer{}, fmt.Errorf("read peer identity: %w: %q", ErrNoIdentity, u)
 	}
 	return p, nil
@@ -70,7 +70,9 @@ func PeerOf(cert *x509.Certificate) (Peer, error) {
 
 func validRole(r Role) bool { return r == RoleAgent || r == RoleRouter || r == RoleClient }
 
-func validName(name string) bool {
+// ValidName reports whether a peer may have a name: 1 to 253 letters, digits,
+// dashes, underscores and dots.
+func ValidName(name string) bool {
 	if name == "" || len(name) > 253 || name == "." || name == ".." {
 		return false
 	}
@@ -99,7 +101,7 @@ type Pair struct {
 
 // NewCA makes a CA for a trust domain, valid for the given time from now.
 func NewCA(domain string, validity time.Duration) (*CA, error) {
-	if !validName(domain) || validity <= 0 {
+	if !ValidName(domain) || validity <= 0 {
 		return nil, fmt.Errorf("make certificate authority: bad domain %q or validity %v", domain, validity)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -139,7 +141,7 @@ type IssueOptions struct {
 // Issue signs a leaf certificate with a fresh key for a role and a name. It
 // serves as server and as client certificate.
 func (c *CA) Issue(role Role, name string, opts IssueOptions) (Pair, error) {
-	if !validRole(role) || !validName(name) {
+	if !validRole(role) || !ValidName(name) {
 		return Pair{}, fmt.Errorf("issue certificate: bad role %q or name %q", role, name)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -65,6 +65,7 @@ type Agent struct {
 	puller    *weightcache.Puller
 	weights   *local.InProcess
 	mirror    *hubmirror.Mirror
+	keeper    *keeper
 	tracker   *health.Tracker
 	poller    *endpoints.Poller
 	publisher *report.Publisher
@@ -185,8 +186,10 @@ func (a *Agent) buildData() error {
 		}
 		rules = append(rules, weightcache.Rule{Source: origin, Refs: s.Refs})
 	}
+	a.keeper = newKeeper(a.config, rules)
 	store, err := weightcache.Open(weightcache.Options{
 		Dir: w.Dir, ViewsDir: w.ViewsDir, Budget: w.Budget, KeepFree: w.KeepFree, Keep: a.keep, Log: a.log,
+		MayView: a.keeper.mayView,
 	})
 	if err != nil {
 		return err
@@ -204,7 +207,9 @@ func (a *Agent) buildData() error {
 	}
 	a.store = store
 	a.weights = local.NewInProcess(store, a.puller)
-	a.mirror = hubmirror.New(hubmirror.Options{Library: library{store: store, puller: a.puller}, Log: a.log})
+	a.mirror = hubmirror.New(hubmirror.Options{
+		Library: library{store: store, puller: a.puller}, Auth: a.authOptions(), Log: a.log,
+	})
 	return nil
 }
 
@@ -234,6 +239,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { return ending(running, a.puller.Run(running)) })
 	group.Go(func() error { return a.reportState(running) })
 	group.Go(func() error { return a.publishViews(running) })
+	group.Go(func() error { return a.checkAccess(running) })
 	group.Go(func() error { return a.leaseServed(running) })
 	for _, ref := range a.keep {
 		group.Go(func() error { return a.keepReady(running, ref) })

@@ -43,6 +43,7 @@ type Config struct {
 	Listen    Listen     `yaml:"listen"`
 	TLS       TLS        `yaml:"tls"`
 	Weights   Weights    `yaml:"weights"`
+	Access    Access     `yaml:"access"`
 	Sources   []Source   `yaml:"sources"`
 	Models    []string   `yaml:"models"` // refs that are kept Ready
 	Endpoints []Endpoint `yaml:"endpoints"`
@@ -135,6 +136,7 @@ func Default() Config {
 			StallTimeout: units.Duration(30 * time.Second), ScrubEvery: units.Duration(7 * 24 * time.Hour),
 			ScrubRate: units.Rate(64 * units.MiB), KeepFree: units.GiB,
 		},
+		Access: defaultAccess(),
 		Health: Health{StateDir: identity.StateDir + "/health"},
 	}
 }
@@ -150,6 +152,7 @@ func (c Config) Validate() error {
 		v.Check(c.TLS.Cert != "" && c.TLS.Key != "" && c.TLS.CA != "", "tls", "wants all of cert, key and ca, or none")
 	}
 	c.Weights.validate(v)
+	c.Access.validate(v)
 	names := map[string]bool{}
 	for i, s := range c.Sources {
 		field := fmt.Sprintf("sources[%d]", i)

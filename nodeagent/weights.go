@@ -55,7 +55,8 @@ func (a *Agent) keepReady(ctx context.Context, ref artifact.Ref) error {
 }
 
 // publishViews gives every Ready artifact the directories that engines read,
-// whoever asked for it.
+// whoever asked for it, save those that their source restricts and no grant
+// opens to every program of the node.
 func (a *Agent) publishViews(ctx context.Context) error {
 	changed, unsubscribe := a.weights.Subscribe()
 	defer unsubscribe()
@@ -68,7 +69,7 @@ func (a *Agent) publishViews(ctx context.Context) error {
 			if s.Ref.Scheme == artifact.SchemeHub {
 				want = 2
 			}
-			if s.State != weightcache.Ready || len(s.Views) >= want {
+			if s.State != weightcache.Ready || s.ViewsWithheld || len(s.Views) >= want {
 				continue
 			}
 			if err := a.weights.PublishViews(s.Ref); err != nil {

@@ -330,7 +330,14 @@ func modelOf(s weightcache.Status) Model {
 	m := Model{
 		Ref: s.Ref.String(), Commit: s.Commit, Source: s.Source, State: string(s.State), Size: s.Size, Present: s.Present,
 		Files: s.Files, Detail: strings.ToValidUTF8(s.Detail, "?"), BytesFetched: s.BytesFetched, Views: s.Views,
-		Leases: s.Leases, LastUsed: s.LastUsed,
+		Leases: s.Leases, LastUsed: s.LastUsed, Access: string(s.Access),
+	}
+	if s.ViewsWithheld {
+		access := string(s.Access)
+		if s.Access == artifact.AccessUnknown {
+			access = "not known"
+		}
+		m.NoViews = "access is " + access + ", and no grant with views: true covers the ref"
 	}
 	if !s.Digest.IsZero() {
 		m.Digest = s.Digest.String()

@@ -40,6 +40,7 @@ type Model struct {
 	Digest       string    `json:"digest,omitempty"`
 	Commit       string    `json:"commit,omitempty"`
 	Source       string    `json:"source,omitempty"`
+	Access       string    `json:"access,omitempty"`
 	State        string    `json:"state"`
 	Size         int64     `json:"size"`
 	Present      int64     `json:"present"`
@@ -47,6 +48,7 @@ type Model struct {
 	Detail       string    `json:"detail,omitempty"`
 	BytesFetched int64     `json:"bytesFetched"`
 	Views        []string  `json:"views,omitempty"`
+	NoViews      string    `json:"noViews,omitempty"` // why it has none
 	Leases       int       `json:"leases"`
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
 	FileList     []File    `json:"fileList,omitempty"`

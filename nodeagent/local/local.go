@@ -7,6 +7,7 @@ package local
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,8 +25,8 @@ type Weights interface {
 	// Subscribe gives a channel that holds a signal after Snapshot changed, and
 	// the func that ends the subscription.
 	Subscribe() (changed <-chan struct{}, cancel func())
-	// Ensure waits until a ref is Ready and engines can read its views; refresh
-	// asks its source again first.
+	// Ensure waits until a ref is Ready and engines can read its views, where it
+	// may have any; refresh asks its source again first.
 	Ensure(ctx context.Context, ref artifact.Ref, refresh bool) (*artifact.Manifest, error)
 	// Remove drops a ref; ErrLeased where a lease forbids it.
 	Remove(ctx context.Context, ref artifact.Ref) error
@@ -79,7 +80,7 @@ func (w *InProcess) Ensure(ctx context.Context, ref artifact.Ref, refresh bool) 
 }
 
 // PublishViews gives a Ready artifact its directories; it is harmless where
-// they stand.
+// they stand, or where the artifact is restricted and has none.
 func (w *InProcess) PublishViews(ref artifact.Ref) error {
 	for _, m := range w.store.Manifests() {
 		if m.Ref == ref {
@@ -90,13 +91,13 @@ func (w *InProcess) PublishViews(ref artifact.Ref) error {
 }
 
 func (w *InProcess) publish(m *artifact.Manifest) error {
-	if _, err := w.store.FlatView(m.Digest); err != nil {
+	if _, err := w.store.FlatView(m.Digest); err != nil && !errors.Is(err, weightcache.ErrRestricted) {
 		return fmt.Errorf("publish views of %s: %w", m.Ref, err)
 	}
 	if m.Ref.Scheme != artifact.SchemeHub {
 		return nil
 	}
-	if _, err := w.store.HubView(m); err != nil {
+	if _, err := w.store.HubView(m); err != nil && !errors.Is(err, weightcache.ErrRestricted) {
 		return fmt.Errorf("publish views of %s: %w", m.Ref, err)
 	}
 	return nil

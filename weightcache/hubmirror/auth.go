@@ -117,7 +117,11 @@ func (a *auth) callerOf(r *http.Request) caller {
 			c.peer = string(peer.Role) + "/" + peer.Name
 		}
 	}
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	shown := r.Header["Authorization"]
+	if len(shown) != 1 {
+		return c
+	}
+	scheme, token, _ := strings.Cut(shown[0], " ")
 	token = strings.TrimSpace(token)
 	if !strings.EqualFold(scheme, "bearer") || token == "" || len(token) > maxTokenBytes ||
 		strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {

@@ -58,7 +58,7 @@ func (a *app) modelsList() *cobra.Command {
 			if a.json {
 				return errors.Join(terminal.JSON(a.Out, map[string]any{"models": models}), failure)
 			}
-			return errors.Join(terminal.Table(a.Out, []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "LEASES", "DIGEST"}, modelRows(models)), failure)
+			return errors.Join(terminal.Table(a.Out, []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "ACCESS", "LEASES", "DIGEST"}, modelRows(models)), failure)
 		},
 	}
 }
@@ -71,10 +71,22 @@ func modelRows(models []nodeModel) [][]string {
 			present = fmt.Sprintf("%d%%", m.Present*100/m.Size)
 		}
 		rows = append(rows, []string{
-			m.Node, m.Ref, m.State, units.Bytes(m.Size).Human(), present, strconv.Itoa(m.Leases), short(m.Digest),
+			m.Node, m.Ref, m.State, units.Bytes(m.Size).Human(), present, access(m.Model), strconv.Itoa(m.Leases), short(m.Digest),
 		})
 	}
 	return rows
+}
+
+// access is to whom a model's source serves it, and that views are withheld.
+func access(m admin.Model) string {
+	word := m.Access
+	if word == "" && m.Digest != "" {
+		word = "unknown"
+	}
+	if m.NoViews != "" {
+		word += ", no views"
+	}
+	return word
 }
 
 // short gives the first characters of a digest, for people.
@@ -120,7 +132,7 @@ from what has landed. A ref that was resolved before keeps its meaning;
 			if a.json {
 				return terminal.JSON(a.Out, map[string]any{"models": models})
 			}
-			return terminal.Table(a.Out, []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "LEASES", "DIGEST"}, modelRows(models))
+			return terminal.Table(a.Out, []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "ACCESS", "LEASES", "DIGEST"}, modelRows(models))
 		},
 	}
 	command.Flags().BoolVar(&refresh, "refresh", false, "ask the source again what the ref means")
@@ -203,7 +215,9 @@ func (a *app) showModel(m nodeModel) error {
 		{"size", units.Bytes(m.Size).Human()},
 		{"fetched", units.Bytes(m.BytesFetched).Human()},
 		{"leases", strconv.Itoa(m.Leases)},
+		{"access", m.Access},
 		{"views", strings.Join(m.Views, " ")},
+		{"no views", m.NoViews},
 	} {
 		if line[1] != "" {
 			fmt.Fprintf(a.Out, "%-8s %s\n", line[0], terminal.Plain(line[1]))

@@ -134,7 +134,7 @@ func (a *app) showStatus(said statusAnswer) error {
 	var problems []string
 	machines := section{header: []string{"NODE", "VERSION", "ROLES", "DEVICES", "WEIGHTS"}}
 	endpoints := section{header: []string{"NODE", "ENDPOINT", "POOL", "ENGINE", "STATE", "RUNNING", "WAITING", "KV", "URL"}}
-	models := section{header: []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "LEASES", "DIGEST"}}
+	models := section{header: []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "ACCESS", "LEASES", "DIGEST"}}
 	for _, n := range said.Nodes {
 		machines.rows = append(machines.rows, []string{
 			n.Node.Name, n.Node.Version, strings.Join(n.Node.Roles, "+"), healthOf(n.Devices), space(n.Node.Space),
