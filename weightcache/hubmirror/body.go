@@ -7,10 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"os"
 	"path"
 	"strconv"
-	"time"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -83,7 +81,7 @@ func (m *Mirror) serveFile(w http.ResponseWriter, r *http.Request, rt route, mf 
 	defer func() { _ = content.Close() }()
 	h.Set("Content-Length", strconv.FormatInt(part.n, 10))
 	w.WriteHeader(part.status)
-	if err := m.stream(w, r, content, part); err != nil {
+	if err := m.stream(r.Context(), w, content, part, func() {}); err != nil {
 		m.breakOff(r, mf, f, err)
 	}
 }
@@ -115,121 +113,4 @@ func (m *Mirror) breakOff(r *http.Request, mf *artifact.Manifest, f artifact.Fil
 			slog.String("artifact", mf.Digest.String()), slog.String("file", f.Path), slog.Any("error", err))
 	}
 	panic(http.ErrAbortHandler)
-}
-
-// stream sends part of a file: bytes still arriving from ReadAt, and by
-// sendfile from the moment the file is committed.
-func (m *Mirror) stream(w http.ResponseWriter, r *http.Request, c Content, part span) error {
-	control := http.NewResponseController(w)
-	if part.n > SmallBody || c.File() == nil {
-		// The headers go out before any wait: a client gives up on an answer
-		// that does not begin within 10 s.
-		if err := m.flush(control); err != nil {
-			return err
-		}
-	}
-	if part.n > SmallBody {
-		m.stats.waiting.Add(1)
-		select {
-		case m.places <- struct{}{}:
-			m.stats.waiting.Add(-1)
-		case <-r.Context().Done():
-			m.stats.waiting.Add(-1)
-			return context.Cause(r.Context())
-		}
-		defer func() { <-m.places }()
-	}
-	m.stats.streams.Add(1)
-	defer m.stats.streams.Add(-1)
-	defer func() { _ = control.SetWriteDeadline(time.Time{}) }()
-	buf, ok := m.buffers.Get().(*[]byte)
-	if !ok {
-		return errors.New("take buffer: wrong type")
-	}
-	defer m.buffers.Put(buf)
-	filling := false // the last piece came from ReadAt
-	for part.n > 0 {
-		var sent int64
-		var err error
-		// The first piece after the commit still comes by ReadAt, which knows
-		// whether the bytes sent so far are those of the committed file.
-		if file := c.File(); file != nil && !filling {
-			sent, err = m.sendCommitted(control, w, file, part)
-		} else {
-			sent, err = m.sendFilling(r.Context(), control, w, c, part, *buf)
-			filling = file == nil
-		}
-		m.stats.bytes.Add(sent)
-		part.from, part.n = part.from+sent, part.n-sent
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// sendCommitted sends one piece of a file on the drive. A LimitedReader over an
-// *os.File is the form for which net/http uses sendfile.
-func (m *Mirror) sendCommitted(control *http.ResponseController, w io.Writer, file *os.File, part span) (int64, error) {
-	if _, err := file.Seek(part.from, io.SeekStart); err != nil {
-		return 0, fmt.Errorf("seek file: %w", err)
-	}
-	n := min(part.n, pieceBytes)
-	if err := m.allowWrite(control); err != nil {
-		return 0, err
-	}
-	sent, err := io.Copy(w, &io.LimitedReader{R: file, N: n})
-	if err != nil {
-		return sent, fmt.Errorf("%w: %w", errClient, err)
-	}
-	if sent < n {
-		return sent, fmt.Errorf("file ended %d bytes early", n-sent)
-	}
-	return sent, nil
-}
-
-// sendFilling sends what the next read yields of a file being filled.
-func (m *Mirror) sendFilling(ctx context.Context, control *http.ResponseController, w io.Writer, c Content, part span, buf []byte) (int64, error) {
-	n, readErr := c.ReadAt(ctx, buf[:min(part.n, int64(len(buf)))], part.from)
-	if readErr != nil && !errors.Is(readErr, io.EOF) {
-		return 0, fmt.Errorf("read file: %w", readErr)
-	}
-	if n > 0 {
-		if err := m.allowWrite(control); err != nil {
-			return 0, err
-		}
-		sent, err := w.Write(buf[:n])
-		if err == nil {
-			err = m.flush(control)
-		}
-		if err != nil {
-			return int64(sent), fmt.Errorf("%w: %w", errClient, err)
-		}
-	}
-	if readErr != nil && int64(n) < part.n {
-		return int64(n), fmt.Errorf("read file: %w", io.ErrUnexpectedEOF)
-	}
-	if n == 0 {
-		return 0, fmt.Errorf("read file: %w", io.ErrNoProgress)
-	}
-	return int64(n), nil
-}
-
-// allowWrite gives the client WriteTimeout for the next piece.
-func (m *Mirror) allowWrite(control *http.ResponseController) error {
-	err := control.SetWriteDeadline(time.Now().Add(m.opts.WriteTimeout))
-	if err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return fmt.Errorf("%w: %w", errClient, err)
-	}
-	return nil
-}
-
-func (m *Mirror) flush(control *http.ResponseController) error {
-	if err := m.allowWrite(control); err != nil {
-		return err
-	}
-	if err := control.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return fmt.Errorf("%w: %w", errClient, err)
-	}
-	return nil
 }

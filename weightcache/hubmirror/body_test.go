@@ -158,9 +158,9 @@ func TestAFileBeingFilledIsServedAsItArrivesAndSwitchesToTheCommittedFile(t *tes
 	resp := begin(t, s.URL+weights)
 	defer func() { _ = resp.Body.Close() }()
 	got := make([]byte, 0, len(data))
-	for _, step := range []int64{1, 1000, bufferBytes, 2*bufferBytes + 5} {
+	for _, step := range []int64{1, reserveBytes, reserveBytes + 1, bufferBytes, 2*bufferBytes + 5} {
 		f.set(func() { f.front = step })
-		piece := make([]byte, step-int64(len(got)))
+		piece := make([]byte, max(0, step-reserveBytes)-int64(len(got)))
 		if _, err := io.ReadFull(resp.Body, piece); err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +203,7 @@ func TestAMismatchBreaksTheBodyAndLaterRangesRestartAtZero(t *testing.T) {
 	m, s := newSmall(t, Options{Now: func() time.Time { return now }}, func() (Content, error) { return f, nil })
 	resp := begin(t, s.URL+weights)
 	defer func() { _ = resp.Body.Close() }()
-	f.set(func() { f.front = 1000 })
+	f.set(func() { f.front = reserveBytes + 1000 })
 	if _, err := io.ReadFull(resp.Body, make([]byte, 1000)); err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +242,7 @@ func TestStreamsBeyondTheBoundHaveHeadersAndWaitForAPlace(t *testing.T) {
 	data := pattern(2 * SmallBody)
 	f := newFilling(data)
 	m, s := newSmall(t, Options{Streams: 1}, func() (Content, error) { return f, nil })
-	f.set(func() { f.front = 1000 })
+	f.set(func() { f.front = reserveBytes + 1000 })
 	first := begin(t, s.URL+weights)
 	defer func() { _ = first.Body.Close() }()
 	if _, err := io.ReadFull(first.Body, make([]byte, 1000)); err != nil {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -73,8 +72,8 @@ func (c committed) Size() int64 {
 	return info.Size()
 }
 
-func (c committed) ReadAt(context.Context, []byte, int64) (int, error) {
-	return 0, errors.New("a committed file is sent from the file")
+func (c committed) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+	return c.file.ReadAt(p, off)
 }
 
 // filling is a Content that grows as a test says.
@@ -141,9 +140,18 @@ func newManifest(t *testing.T, ref artifact.Ref, commit string, files ...artifac
 
 const testCommit = "26a61535ace4428fedeb9bb839df1dd87bfc70cb"
 
-// newSmall is a library of one repository "acme/tiny" with the given content
-// behind weights.bin, and the server in front of it.
+// newSmall is newMirror and a server in front of it.
 func newSmall(t *testing.T, opts Options, content func() (Content, error)) (*Mirror, *httptest.Server) {
+	t.Helper()
+	mirror := newMirror(t, opts, content)
+	server := httptest.NewServer(mirror)
+	t.Cleanup(server.Close)
+	return mirror, server
+}
+
+// newMirror serves a library of one repository "acme/tiny" with the given
+// content behind weights.bin.
+func newMirror(t *testing.T, opts Options, content func() (Content, error)) *Mirror {
 	t.Helper()
 	c, err := content()
 	if err != nil {
@@ -176,10 +184,7 @@ func newSmall(t *testing.T, opts Options, content func() (Content, error)) (*Mir
 			return f, nil
 		},
 	}
-	mirror := New(opts)
-	server := httptest.NewServer(mirror)
-	t.Cleanup(server.Close)
-	return mirror, server
+	return New(opts)
 }
 
 // onDisk gives contents over one file holding data.

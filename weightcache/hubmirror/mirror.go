@@ -110,7 +110,7 @@ const (
 // Mirror is the facade. It is an http.Handler, safe for concurrent use.
 type Mirror struct {
 	opts    Options
-	places  chan struct{}
+	places  places
 	buffers sync.Pool
 	stats   counters
 	auth    *auth
@@ -141,7 +141,7 @@ func New(opts Options) *Mirror {
 	}
 	opts.PublicURL = strings.TrimRight(opts.PublicURL, "/")
 	return &Mirror{
-		opts: opts, places: make(chan struct{}, opts.Streams),
+		opts: opts, places: places{free: opts.Streams},
 		buffers: sync.Pool{New: func() any { b := make([]byte, bufferBytes); return &b }},
 		commits: map[commitKey]artifact.Ref{}, suspect: map[artifact.Digest]time.Time{},
 		auth: newAuth(opts.Auth, opts.Now),

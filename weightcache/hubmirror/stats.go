@@ -17,11 +17,12 @@ type Stats struct {
 	Streams  int64            // bodies being written now
 	Waiting  int64            // bodies waiting for a place now
 	Broken   int64            // bodies broken off, for any reason but the client's
+	Trickled int64            // single bytes sent to keep bodies alive
 }
 
 type counters struct {
-	routes                          [routeKinds]atomic.Int64
-	bytes, streams, waiting, broken atomic.Int64
+	routes                                    [routeKinds]atomic.Int64
+	bytes, streams, waiting, broken, trickled atomic.Int64
 
 	mu       sync.Mutex
 	families map[string]int64
@@ -33,7 +34,7 @@ func (m *Mirror) Stats() Stats {
 	c := &m.stats
 	s := Stats{
 		Requests: map[string]int64{}, Bytes: c.bytes.Load(), Streams: c.streams.Load(),
-		Waiting: c.waiting.Load(), Broken: c.broken.Load(),
+		Waiting: c.waiting.Load(), Broken: c.broken.Load(), Trickled: c.trickled.Load(),
 	}
 	for k := range c.routes {
 		s.Requests[routeKind(k).String()] = c.routes[k].Load()
