@@ -175,9 +175,16 @@ func MkdirAllSynced(fsys FS, path string, perm fs.FileMode) error {
 		return fmt.Errorf("make directory %s: %w", path, err)
 	}
 	if err := fsys.SyncDir(parent); err != nil {
-		return fmt.Errorf("make directory %s: %w", path, err)
+		// Another try is not to take the unsynced directory for a durable one.
+		return fmt.Errorf("make directory %s: %w", path, errors.Join(err, fsys.Remove(path)))
 	}
 	return nil
+}
+
+// SameFile reports whether two names of one FS, both asked of it, are links to
+// one file.
+func SameFile(a, b fs.FileInfo) bool {
+	return os.SameFile(a, b) || a.Sys() != nil && a.Sys() == b.Sys()
 }
 
 // Lock takes an exclusive lock on a file of the operating system's file

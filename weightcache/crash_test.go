@@ -84,10 +84,7 @@ func crashRun(t *testing.T, n int, random *rand.Rand, src *memSource, work func(
 
 func eachCrash(t *testing.T, src *memSource, work func(s *session) error, check func(t *testing.T, n int, s *session)) {
 	t.Helper()
-	step := 1
-	if testing.Short() {
-		step = 7
-	}
+	step, _ := stride()
 	for _, mode := range []string{"OnlySyncedSurvives", "SomeUnsyncedSurvives"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()

@@ -227,6 +227,9 @@ func (s *Store) pinned(ref artifact.Ref) (*artifact.Manifest, bool) {
 // Where a file was found damaged meanwhile it fails with ErrNotReady: its links
 // in views are to come first.
 func (s *Store) markReady(digest artifact.Digest) error {
+	if err := s.fs.settle(); err != nil {
+		return fmt.Errorf("mark artifact %s: %w", digest.Short(), err)
+	}
 	marker := s.path(readyDir, digest.String())
 	if err := durable.WriteFile(s.fs, marker, nil, 0o600); err != nil {
 		return err

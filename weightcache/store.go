@@ -76,7 +76,7 @@ const (
 
 // Store is the verified bytes of one node. It is safe for concurrent use.
 type Store struct {
-	fs       durable.FS
+	fs       *settling
 	dir      string
 	views    string
 	budget   int64
@@ -145,7 +145,7 @@ func Open(opts Options) (*Store, error) {
 		return nil, errors.New("open weight store: no directory is given")
 	}
 	s := &Store{
-		fs: opts.FS, dir: filepath.Clean(opts.Dir), views: opts.ViewsDir,
+		fs: &settling{FS: opts.FS, owed: map[string]bool{}}, dir: filepath.Clean(opts.Dir), views: opts.ViewsDir,
 		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
 		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
@@ -155,8 +155,8 @@ func Open(opts Options) (*Store, error) {
 	for _, ref := range opts.Keep {
 		s.keep[ref] = true
 	}
-	if s.fs == nil {
-		s.fs = durable.OS
+	if s.fs.FS == nil {
+		s.fs.FS = durable.OS
 	}
 	if s.views == "" {
 		s.views = s.dir + "-views"
@@ -200,6 +200,9 @@ func (s *Store) open() error {
 	if err := s.fs.Chmod(s.dir, 0o700); err != nil {
 		return err
 	}
+	if err := s.removeTemps(); err != nil {
+		return err
+	}
 	for _, name := range []string{blobsDir, chunksDir, landingDir, refsDir, readyDir, quarantineDir} {
 		if err := durable.MkdirAllSynced(s.fs, s.path(name), 0o700); err != nil {
 			return err
@@ -229,7 +232,10 @@ func (s *Store) open() error {
 	if err := s.loadViews(); err != nil {
 		return err
 	}
-	return s.reviewViews()
+	if err := s.reviewViews(); err != nil {
+		return err
+	}
+	return s.settleAll()
 }
 
 // bootID folds the id of the kernel's run into the bytes a bitmap keeps.
@@ -284,6 +290,22 @@ func (s *Store) checkFormat() error {
 	}
 	text := formatPrefix + strconv.Itoa(FormatVersion) + "\n"
 	return durable.WriteFile(s.fs, s.path(formatFile), []byte(text), 0o600)
+}
+
+// removeTemps clears interrupted writes of the version.
+func (s *Store) removeTemps() error {
+	entries, err := s.fs.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if durable.IsTemp(e.Name()) {
+			if err := s.fs.RemoveAll(s.path(e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Close gives the store back. Pulls must have ended.
@@ -419,8 +441,11 @@ func (s *Store) loadLanding() error {
 		size, used := wanted[sha]
 		_, committed := s.blobs[sha]
 		if err == nil && used && !committed && names[hex+partSuffix] && names[hex+bitsSuffix] {
-			s.partial[sha] = size
-			continue
+			// One whose allocation was lost has no room that is counted.
+			if info, err := s.fs.Lstat(s.partPath(sha)); err == nil && info.Size() == size {
+				s.partial[sha] = size
+				continue
+			}
 		}
 		if err := s.fs.RemoveAll(s.path(landingDir, name)); err != nil {
 			return err

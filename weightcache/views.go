@@ -221,8 +221,15 @@ func (s *Store) mkdirs(root, dir string) error {
 // linkInto links a verified file to a slash separated path below root.
 func (s *Store) linkInto(root, path string, sha artifact.Digest) error {
 	to := filepath.Join(root, filepath.FromSlash(path))
-	if _, err := s.fs.Lstat(to); err == nil {
-		return nil
+	if there, err := s.fs.Lstat(to); err == nil {
+		blob, err := s.fs.Lstat(s.blobPath(sha))
+		if err != nil || durable.SameFile(there, blob) {
+			return err
+		}
+		// A link to bytes that were taken out and could not be unlinked then.
+		if err := s.removeSynced(to); err != nil {
+			return err
+		}
 	}
 	if err := s.mkdirs(root, filepath.Dir(to)); err != nil {
 		return err
@@ -374,8 +381,9 @@ func (s *Store) removeViews(digest artifact.Digest) error {
 	return err
 }
 
-// unlinkFromViews removes every link to a damaged file; the links come back
-// with refreshViews.
+// unlinkFromViews removes every link to a damaged file, durably: beside a new
+// file of the same digest the old link would be taken for one to that. The links
+// come back with refreshViews.
 func (s *Store) unlinkFromViews(sha artifact.Digest) error {
 	s.mu.Lock()
 	type place struct {
@@ -393,7 +401,7 @@ func (s *Store) unlinkFromViews(sha artifact.Digest) error {
 	s.mu.Unlock()
 	var err error
 	for _, p := range places {
-		err = errors.Join(err, s.removeIfThere(filepath.Join(s.viewPath(flatKind, p.digest), filepath.FromSlash(p.file.Path))))
+		err = errors.Join(err, s.unlink(filepath.Join(s.viewPath(flatKind, p.digest), filepath.FromSlash(p.file.Path))))
 		root := s.viewPath(hubKind, p.digest)
 		repos, readErr := s.fs.ReadDir(root)
 		if readErr != nil && !notExist(readErr) {
@@ -403,13 +411,21 @@ func (s *Store) unlinkFromViews(sha artifact.Digest) error {
 			if repo.IsDir() {
 				for _, name := range []string{p.file.SHA256.String(), p.file.GitSHA1} {
 					if name != "" {
-						err = errors.Join(err, s.removeIfThere(filepath.Join(root, repo.Name(), "blobs", name)))
+						err = errors.Join(err, s.unlink(filepath.Join(root, repo.Name(), "blobs", name)))
 					}
 				}
 			}
 		}
 	}
 	return err
+}
+
+// unlink removes a name durably where it is there.
+func (s *Store) unlink(path string) error {
+	if _, err := s.fs.Lstat(path); notExist(err) {
+		return nil
+	}
+	return s.removeSynced(path)
 }
 
 // loadViews notes the published views and clears those that belong to no

@@ -1,6 +1,7 @@
 package durabletest
 
 import (
+	"io"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -213,9 +214,9 @@ func (n *node) sync(failed, withAttributes bool) {
 			n.keptData = resized(n.keptData, max(end, int64(len(n.keptData))))
 			copy(n.keptData[p.off:end], p.write)
 		case p.name != "" && !failed:
-			n.keptEntries[p.name] = p.node
-			if p.node == nil {
-				delete(n.keptEntries, p.name)
+			n.keep(p)
+			if p.twin != nil {
+				p.twin.keepRename(p.n)
 			}
 		case p.name != "":
 			left = append(left, p)
@@ -225,6 +226,27 @@ func (n *node) sync(failed, withAttributes bool) {
 	if withAttributes && !failed {
 		n.kept = n.attr
 	}
+}
+
+// keep makes durable what a name means.
+func (n *node) keep(p change) {
+	n.keptEntries[p.name] = p.node
+	if p.node == nil {
+		delete(n.keptEntries, p.name)
+	}
+}
+
+// keepRename makes the other half of a rename durable, and with it what came
+// before under the same name.
+func (n *node) keepRename(number int) {
+	at := slices.IndexFunc(n.pending, func(p change) bool { return p.n == number && p.name != "" })
+	if at < 0 {
+		return
+	}
+	p := n.pending[at]
+	n.keep(p)
+	earlier := slices.DeleteFunc(slices.Clone(n.pending[:at]), func(e change) bool { return e.name == p.name })
+	n.pending = append(earlier, n.pending[at+1:]...)
 }
 
 // DropCaches makes every read come from the drive, as memory pressure does:
@@ -247,4 +269,31 @@ func (f *FS) DropCaches() {
 		}
 	}
 	walk(f.root)
+}
+
+// Revive lets a file system whose process was killed go on: nothing is lost,
+// nothing more is synced, and no lock is held.
+func (f *FS) Revive() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.crashed, f.crashAt = false, 0
+	clear(f.locks)
+}
+
+// Corrupt turns one bit of a file, on the drive and in the cache, unseen.
+func (f *FS) Corrupt(path string, at int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n, err := f.lookupLocked(path, true)
+	if err == nil && (at >= int64(len(n.data)) || at >= int64(len(n.keptData))) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return wrap("corrupt", path, err)
+	}
+	n.data[at] ^= 1
+	if &n.data[at] != &n.keptData[at] {
+		n.keptData[at] ^= 1
+	}
+	return nil
 }

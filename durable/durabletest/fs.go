@@ -59,6 +59,7 @@ type change struct {
 	attr   *attr
 	name   string // now means node, nil: nothing
 	node   *node
+	twin   *node // the other directory of a rename of a directory
 }
 
 // FS is a crashable file system. It is safe for concurrent use.

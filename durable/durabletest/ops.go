@@ -140,6 +140,11 @@ func (f *FS) Rename(from, to string) error {
 	}
 	f.entryLocked(source, "rename", from, sourceName, nil)
 	f.entryLocked(target, "rename", to, targetName, n)
+	if n.mode.IsDir() && source != target {
+		// A directory never has two names, or file systems would need repair.
+		source.pending[len(source.pending)-1].twin = target
+		target.pending[len(target.pending)-1].twin = source
+	}
 	return nil
 }
 

@@ -83,6 +83,19 @@ func checkLinks(t *testing.T, fsys durable.FS, dir string) {
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	must(t, durable.WriteFile(fsys, a, []byte("x"), 0o444))
 	must(t, fsys.Link(a, b))
+	infoA, errA := fsys.Lstat(a)
+	infoB, errB := fsys.Lstat(b)
+	must(t, errors.Join(errA, errB))
+	if !durable.SameFile(infoA, infoB) {
+		t.Error("two links are not the same file")
+	}
+	other := filepath.Join(dir, "c")
+	must(t, durable.WriteFile(fsys, other, []byte("x"), 0o444))
+	infoC, err := fsys.Lstat(other)
+	must(t, err)
+	if durable.SameFile(infoA, infoC) {
+		t.Error("two files are the same")
+	}
 	if err := fsys.Link(a, b); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("second link: %v, want ErrExist", err)
 	}

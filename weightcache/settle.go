@@ -1,0 +1,78 @@
+package weightcache
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/hearth-dev/hearth/durable"
+)
+
+// settling is the store's file system. It remembers the directories whose sync
+// failed: what they hold is seen and may still vanish with the power, so that
+// nothing is promised before they are synced after all.
+type settling struct {
+	durable.FS
+	mu   sync.Mutex
+	owed map[string]bool
+}
+
+// SyncDir implements durable.FS.
+func (f *settling) SyncDir(path string) error {
+	err := f.FS.SyncDir(path)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil || notExist(err) {
+		delete(f.owed, path)
+	} else {
+		f.owed[path] = true
+	}
+	return err
+}
+
+// settle syncs what is owed; a promise is made only after it.
+func (f *settling) settle() error {
+	f.mu.Lock()
+	var owed []string
+	for path := range f.owed {
+		owed = append(owed, path)
+	}
+	f.mu.Unlock()
+	slices.Sort(owed)
+	var err error
+	for _, path := range owed {
+		if syncErr := f.SyncDir(path); syncErr != nil && !notExist(syncErr) {
+			err = errors.Join(err, syncErr)
+		}
+	}
+	return err
+}
+
+// settleTree syncs a directory and every one below it. A process that was
+// killed may have made names there and synced none of them: its successor
+// trusts what it sees and must not lose it to a power cut.
+func (s *Store) settleTree(dir string) error {
+	entries, err := s.fs.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := s.settleTree(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return s.fs.SyncDir(dir)
+}
+
+// settleAll makes all that an Open found durable, and the two roots' own names.
+func (s *Store) settleAll() error {
+	for _, root := range []string{s.dir, s.views} {
+		if err := errors.Join(s.settleTree(root), s.fs.SyncDir(filepath.Dir(root))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
