@@ -130,10 +130,12 @@ func (t *tokenTable) put(ctx context.Context, key tokenKey, q *question, put fun
 	err := errNotAsked
 	select {
 	case t.places <- struct{}{}:
-		t.mu.Lock()
-		t.asked++
-		t.mu.Unlock()
-		err = put(ctx)
+		if ctx.Err() == nil {
+			t.mu.Lock()
+			t.asked++
+			t.mu.Unlock()
+			err = put(ctx)
+		}
 		<-t.places
 	case <-ctx.Done():
 	}
