@@ -30,5 +30,9 @@ outside-deps: ## install the programs that test/outside runs, at their pinned ve
 	scripts/outside-deps
 outside-fast: build outside-deps ## outside programs against the real binaries, the fast part
 	go test -count=1 -timeout 15m -tags outside -run Fast ./test/outside/...
+outside-deps-full: ## the same and those of outside-full, some built from source; minutes, once
+	scripts/outside-deps --full
+outside-full: build outside-deps-full ## outside programs against the real binaries, under faults and in more languages
+	go test -count=1 -timeout 45m -parallel 4 -tags outside -run TestFull ./test/outside/...
 
-.PHONY: help build demo demo-check demo-real test race lint generate bench bench-peers fuzz outside-deps outside-fast
+.PHONY: help build demo demo-check demo-real test race lint generate bench bench-peers fuzz outside-deps outside-fast outside-deps-full outside-full

@@ -4,212 +4,17 @@ package outside
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"io"
-	"io/fs"
 	"net/http"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/hearth-dev/hearth/test/outside/rig"
-	"github.com/hearth-dev/hearth/test/sim/hub"
 	"github.com/hearth-dev/hearth/units"
 )
-
-// hubResult is what testdata/hub_client.py prints.
-type hubResult struct {
-	OK      json.RawMessage `json:"ok"`
-	Error   string          `json:"error"`
-	Classes []string        `json:"classes"`
-	Message string          `json:"message"`
-}
-
-// path gives the result of a call that returns a path.
-func (h hubResult) path(t *testing.T) string {
-	t.Helper()
-	var p string
-	if h.Error != "" || json.Unmarshal(h.OK, &p) != nil {
-		t.Fatalf("want a path, got %s: %s %s", h.Error, h.Message, h.OK)
-	}
-	return p
-}
-
-// hubClient is one user of the Python library with a cache of its own.
-type hubClient struct {
-	rig *rig.Rig
-	ctx context.Context
-	env []string
-	dir string   // HF_HUB_CACHE
-	pod *rig.Pod // where not nil, runs in it
-}
-
-func newHubClient(ctx context.Context, r *rig.Rig, name, endpoint string) *hubClient {
-	dir := filepath.Join(r.Dir, name)
-	return &hubClient{rig: r, ctx: ctx, dir: dir, env: append(quietHub(),
-		"HF_ENDPOINT="+endpoint, "HF_HOME="+filepath.Join(dir, "home"), "HF_HUB_CACHE="+dir)}
-}
-
-func startNode(ctx context.Context, t *testing.T, r *rig.Rig, opts rig.NodeOptions) *rig.Node {
-	t.Helper()
-	n, err := r.StartNode(ctx, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// newPodClient is a user in a pod that sees a hub cache view and no network.
-func newPodClient(ctx context.Context, t *testing.T, r *rig.Rig, node *rig.Node, ref string) *hubClient {
-	t.Helper()
-	view, err := node.HubView(ctx, ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pod, err := r.NewPod(view)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &hubClient{rig: r, ctx: ctx, dir: pod.View, pod: pod, env: append(quietHub(),
-		"HF_HUB_OFFLINE=1", "HF_ENDPOINT=http://127.0.0.1:9", "HF_HUB_CACHE="+pod.View, "HF_HOME="+pod.Home)}
-}
-
-// quietHub keeps the library off every host but HF_ENDPOINT.
-func quietHub() []string {
-	return []string{
-		"HF_HUB_DISABLE_UPDATE_CHECK=1", "HF_HUB_DISABLE_TELEMETRY=1", "HF_HUB_DISABLE_PROGRESS_BARS=1",
-		"TRANSFORMERS_VERBOSITY=error",
-	}
-}
-
-func (c *hubClient) command(call string, args map[string]any) rig.Command {
-	if args == nil {
-		args = map[string]any{}
-	}
-	text, err := json.Marshal(args)
-	if err != nil {
-		panic(err)
-	}
-	return c.python("hub_client", call, string(text))
-}
-
-// python is a command that runs a script of testdata with the client's
-// environment.
-func (c *hubClient) python(script string, args ...string) rig.Command {
-	if c.pod != nil {
-		return c.pod.Python(script, script+".py", args, c.env...)
-	}
-	return pythonCommand(c.rig, script, c.env, args...)
-}
-
-func (c *hubClient) call(t *testing.T, call string, args map[string]any) hubResult {
-	t.Helper()
-	var out hubResult
-	runJSON(c.ctx, t, c.rig, c.command(call, args), &out)
-	return out
-}
-
-// origin serves acme/tiny (three shards, a nested file, an empty file, a
-// branch with a slash in its name) and acme/big.
-func newOrigin(ctx context.Context, t *testing.T, r *rig.Rig) (*hub.Origin, string, string) {
-	t.Helper()
-	root := filepath.Join(r.Dir, "origin")
-	tiny := filepath.Join(root, "acme", "tiny")
-	writeModel(t, tiny, hub.ModelOptions{Size: units.MiB, Shards: 3, Seed: 1})
-	writeFile(t, filepath.Join(tiny, "onnx", "sub", "note.txt"), "nested file\n")
-	writeFile(t, filepath.Join(tiny, "empty.txt"), "")
-	branch := filepath.Join(root, "acme", "tiny@dev%2Ffeature-1")
-	writeModel(t, branch, hub.ModelOptions{Size: units.MiB, Shards: 3, Seed: 1})
-	writeFile(t, filepath.Join(branch, "only-here.txt"), "a branch\n")
-	writeModel(t, filepath.Join(root, "acme", "big"), hub.ModelOptions{Size: 48 * units.MiB, Shards: 4, Seed: 2})
-	o := hub.New(hub.Options{Dir: root})
-	url, err := r.Serve(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return o, url, root
-}
-
-func writeModel(t *testing.T, dir string, opts hub.ModelOptions) {
-	t.Helper()
-	if err := hub.WriteModel(dir, opts); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func writeFile(t *testing.T, name, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// sums gives the sha256 of every file below dir by relative path, links
-// followed.
-func sums(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		f, err := os.Open(name)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = f.Close() }()
-		h := sha256.New()
-		if _, err := io.Copy(h, f); err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(dir, name)
-		out[filepath.ToSlash(rel)] = hex.EncodeToString(h.Sum(nil))
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-// wantSame fails where the files of got differ in any byte from those of want
-// that match keep, or where there are more or fewer.
-func wantSame(t *testing.T, got, want string, keep ...string) {
-	t.Helper()
-	wantSums(t, sums(t, got), want, keep...)
-}
-
-// wantSums is wantSame for digests that someone else made.
-func wantSums(t *testing.T, have map[string]string, want string, keep ...string) {
-	t.Helper()
-	origin := sums(t, want)
-	for name := range origin {
-		if len(keep) > 0 && !slices.ContainsFunc(keep, func(p string) bool { ok, _ := path.Match(p, name); return ok }) {
-			delete(origin, name)
-		}
-	}
-	if len(origin) == 0 {
-		t.Fatalf("no file of %s matches %q", want, keep)
-	}
-	for name, sum := range origin {
-		if have[name] != sum {
-			t.Errorf("%s: sha256 is %q, want %q", name, have[name], sum)
-		}
-	}
-	for name := range have {
-		if _, ok := origin[name]; !ok {
-			t.Errorf("%s: not in the origin's list", name)
-		}
-	}
-}
 
 func TestFastHubClientTakesSnapshotsThroughTheMirrorFreshAndWarm(t *testing.T) {
 	t.Parallel()
@@ -388,18 +193,6 @@ func TestFastHubClientKilledInMidDownloadEndsWithTheRightBytes(t *testing.T) {
 	if most := size + rig.Streams*int64(rig.SegmentSize) + int64(units.MiB); origin.Bytes() > most {
 		t.Errorf("the origin sent %d bytes of a model of %d, want at most %d", origin.Bytes(), size, most)
 	}
-}
-
-// partBytes sums what the client has of files it has not finished.
-func partBytes(dir string) int64 {
-	var n int64
-	parts, _ := filepath.Glob(filepath.Join(dir, "*", "blobs", "*.incomplete"))
-	for _, p := range parts {
-		if st, err := os.Stat(p); err == nil {
-			n += st.Size()
-		}
-	}
-	return n
 }
 
 func TestFastHubClientReadsTheMountedViewOfflineAsAnyUser(t *testing.T) {

@@ -17,18 +17,27 @@ type Deps struct {
 	GGUF        string // SmolLM2-135M-Instruct, quantised, about 98 MB
 }
 
-// FindDeps finds what scripts/outside-deps installed. Where something is
-// lacking, the error says so and what to run.
-func FindDeps(ctx context.Context, root string) (*Deps, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(root, "scripts", "outside-deps"), "--print")
+// Part finds one part of what scripts/outside-deps installed: a venv, a folder or
+// a program, as its help says. Where it is lacking, the error says so and what
+// to run.
+func Part(ctx context.Context, root, name string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(root, "scripts", "outside-deps"), "--print", name)
 	out, err := cmd.Output()
 	if err != nil {
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-			return nil, errors.New(strings.TrimSpace(string(exit.Stderr)))
+			return "", errors.New(strings.TrimSpace(string(exit.Stderr)))
 		}
-		return nil, fmt.Errorf("find the outside programs: %w", err)
+		return "", fmt.Errorf("find outside program %s: %w", name, err)
 	}
-	venv := strings.TrimSpace(string(out))
+	return strings.TrimSpace(string(out)), nil
+}
+
+// FindDeps finds the part that most tests need.
+func FindDeps(ctx context.Context, root string) (*Deps, error) {
+	venv, err := Part(ctx, root, "python")
+	if err != nil {
+		return nil, err
+	}
 	d := &Deps{Python: filepath.Join(venv, "bin", "python")}
 	for _, f := range []struct {
 		name    string
