@@ -122,7 +122,9 @@ func newRig(t *testing.T, options Options, engines ...http.HandlerFunc) *rig {
 		options.Transport = transport
 	}
 	r.proxy = New(options)
-	s := httptest.NewServer(r.proxy)
+	s := httptest.NewUnstartedServer(r.proxy)
+	s.Listener = r.proxy.Guard(s.Config, s.Listener)
+	s.Start()
 	t.Cleanup(s.Close)
 	r.url = s.URL
 	return r

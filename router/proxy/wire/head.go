@@ -104,7 +104,7 @@ func (c *conn) readHead(method string, r *Response) error {
 				r.body = bodyDone
 			}
 		default:
-			r.body, r.keep = bodyToEnd, false
+			r.body, r.keep, r.toEnd = bodyToEnd, false, true
 		}
 		return nil
 	}

@@ -30,6 +30,7 @@ type Response struct {
 	stop   func() bool // ends the watch on the context
 	keep   bool        // head and framing allow another request
 	body   int
+	toEnd  bool  // the connection's end is the body's
 	left   int64 // of a body with a length
 	chunks chunks
 }
@@ -39,7 +40,7 @@ func (r *Response) Delimited() bool {
 	if r.secure != nil {
 		return r.secure.delimited
 	}
-	return r.body != bodyToEnd
+	return !r.toEnd
 }
 
 // Get is the first field of that canonical name, "" if there is none.
