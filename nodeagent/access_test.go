@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -220,9 +221,7 @@ func TestWhoMayReadWhatThroughTheMirror(t *testing.T) {
 		"made-up token": {stranger, notListed, notListed, hidden}, "token of the mirror": admittedOnly, "token with a grant": all,
 	}
 	overTLS := map[string]expected{"certificate": admittedOnly, "certificate with a grant": all, "certificate of a router": admittedOnly}
-	for name, want := range plain {
-		overTLS[name] = want
-	}
+	maps.Copy(overTLS, plain)
 	overTLS["certificate and own token"] = all
 	for name, c := range map[string]struct {
 		address string

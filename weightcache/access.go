@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -46,12 +47,7 @@ func (s *Store) flatAllowed(digest artifact.Digest) bool {
 	s.mu.Lock()
 	list := s.meansLocked(digest)
 	s.mu.Unlock()
-	for _, m := range list {
-		if s.mayView(m) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, s.mayView)
 }
 
 // hubAllowed reports whether the repository folder of that name may stand in an

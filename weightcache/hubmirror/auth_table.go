@@ -101,7 +101,7 @@ func (t *tokenTable) ask(ctx context.Context, key tokenKey, put func(ctx context
 }
 
 // rememberedLocked gives an answer that still holds.
-func (t *tokenTable) rememberedLocked(key tokenKey) (error, bool) { //nolint:revive // the error is the answer, not a failure
+func (t *tokenTable) rememberedLocked(key tokenKey) (error, bool) {
 	now := t.now()
 	if a, found := t.yes[key]; found {
 		switch {
