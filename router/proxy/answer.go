@@ -222,7 +222,7 @@ func (a *answer) disarm() {
 func (a *answer) comment() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.lost || a.scan.midEvent || a.scan.through || a.out != nil {
+	if a.lost || a.scan.done || a.scan.midEvent || a.scan.through || a.out != nil {
 		return // more is on its way, or will be
 	}
 	a.put(streamComment)
