@@ -63,7 +63,7 @@ func (p *Proxy) abandoned(w http.ResponseWriter, r *http.Request, c *call) {
 }
 
 // forward sends the request to an endpoint, once more to another where the
-// first was lost before it could have answered, and relays the answer.
+// first was lost before it had begun to answer, and relays the answer.
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 	p.budget.request()
 	var avoid func(string) bool
@@ -92,6 +92,15 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 			c.Added = sent.Sub(c.Start)
 		}
 		resp, err := p.send(r, c, t)
+		unbegun := false
+		if err == nil && c.route.metered && resp.Status < 300 && isEvents(resp.Get("Content-Type")) {
+			// Engines send the head of a stream at once, also where the request then
+			// waits its turn (vLLM): it is no answer yet.
+			if err = resp.Await(); err != nil {
+				unbegun = true
+				resp.Close()
+			}
+		}
 		if err == nil {
 			p.relay(w, r, c, res, resp, sent)
 			return
@@ -103,7 +112,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 			return
 		}
 		p.options.Log.LogAttrs(r.Context(), slogWarn, "attempt failed", requestAttr(c.ID), endpointAttr(t.EndpointID), errorAttr(err))
-		retryable := failure == FailureDial || failure == FailureReset && resetBeforeByte(err)
+		retryable := failure == FailureDial || failure == FailureReset && (unbegun || resetBeforeByte(err))
 		if !retryable || c.Retries > 0 || !p.budget.retry() {
 			p.unanswered(w, r, c, failure)
 			return
@@ -256,5 +265,7 @@ func (p *Proxy) relay(w http.ResponseWriter, r *http.Request, c *call, res Reser
 
 func isEventStream(h http.Header) bool {
 	kinds := h["Content-Type"]
-	return len(kinds) > 0 && strings.HasPrefix(kinds[0], "text/event-stream")
+	return len(kinds) > 0 && isEvents(kinds[0])
 }
+
+func isEvents(kind string) bool { return strings.HasPrefix(kind, "text/event-stream") }

@@ -194,12 +194,15 @@ func (r *rig) open(ctx context.Context, t *testing.T, body string) *http.Respons
 
 func TestAStreamIsFlushedChunkByChunkAndItsUsageMetered(t *testing.T) {
 	t.Parallel()
-	events := make(chan string)
+	events := make(chan string, 1)
 	r := newRig(t, Options{}, streamer(events))
-	resp := r.open(t.Context(), t, chatStream) // headers come before any event
+	events <- event("a") // the headers come with it
+	resp := r.open(t.Context(), t, chatStream)
 	client := bufio.NewReader(resp.Body)
-	for _, content := range []string{"a", "b"} {
-		events <- event(content)
+	for i, content := range []string{"a", "b"} {
+		if i > 0 {
+			events <- event(content)
+		}
 		if got := readEvent(t, client); got != event(content) {
 			t.Fatalf("got %q", got)
 		}

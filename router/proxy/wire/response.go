@@ -62,6 +62,29 @@ func (r *Response) SetWaiter(w Waiter) {
 	}
 }
 
+// Await waits until a byte of the body has come, or the end of a body without
+// one, and leaves it to Next. An error means that the engine was lost before.
+func (r *Response) Await() error {
+	if r.secure != nil {
+		return r.secure.await()
+	}
+	c := r.c
+	if c == nil {
+		return errors.New("read response: closed")
+	}
+	if r.body == bodyDone || c.from < c.end {
+		return nil
+	}
+	err := c.fill()
+	if err != nil {
+		r.keep = false
+	}
+	if err == io.EOF { //nolint:errorlint // fill's own
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
 // Next gives the next bytes of the body, as many as have been read, valid and
 // the caller's to change until the next call. The last bytes come together
 // with io.EOF where their end is known; a body cut short ends with

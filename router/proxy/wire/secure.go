@@ -19,6 +19,9 @@ type secureBody struct {
 	block     *block
 	waiter    Waiter
 	delimited bool
+	awaited   bool // the next read was made already: ahead bytes and err
+	ahead     int
+	err       error
 }
 
 // doSecure is Do over TLS. The body is copied: net/http may read it on after
@@ -72,7 +75,30 @@ func secureError(err error) error {
 	return err
 }
 
+// await is Response.Await.
+func (s *secureBody) await() error {
+	if s.awaited {
+		return nil
+	}
+	if s.block == nil {
+		s.block = getBlock()
+	}
+	n, err := s.r.Read(s.block.b)
+	if n == 0 && err != nil && (err != io.EOF || !s.delimited) { //nolint:errorlint // only a bare EOF is a clean end
+		if err == io.EOF { //nolint:errorlint // as above
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	s.awaited, s.ahead, s.err = true, n, err
+	return nil
+}
+
 func (s *secureBody) next() ([]byte, error) {
+	if s.awaited {
+		s.awaited = false
+		return s.block.b[:s.ahead], s.err
+	}
 	if s.waiter != nil {
 		if err := s.waiter.BeforeWait(); err != nil {
 			return nil, err
