@@ -153,7 +153,7 @@ func FuzzScan(f *testing.F) {
 				t.Fatalf("refused valid JSON: %v", err)
 			}
 			return
-		case errors.Is(err, ErrTooDeep), errors.Is(err, ErrDuplicateModel), errors.Is(err, ErrModelType):
+		case errors.Is(err, ErrTooDeep), errors.Is(err, ErrDuplicateModel), errors.Is(err, ErrModelType), errors.Is(err, ErrModelSpelling):
 			return
 		case errors.Is(err, ErrNotObject):
 			if !json.Valid(body) {
