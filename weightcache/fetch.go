@@ -83,8 +83,15 @@ func (st *streams) fetch(ctx context.Context, l *landing, segment int, f artifac
 			return nil
 		}
 		err := st.stream(ctx, l, segment, f, at)
+		if errors.Is(err, errTurn) && ctx.Err() == nil {
+			return nil // the rest is somebody's later
+		}
 		if err == nil {
-			return nil
+			if st.p.crowded() {
+				return nil
+			}
+			try = 0
+			continue
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -128,13 +135,30 @@ func (l *landing) at(segment int) int64 {
 func (st *streams) stream(ctx context.Context, l *landing, segment int, f artifact.File, at int64) error {
 	n := l.length(segment) - at
 	off := int64(segment)*l.segment + at
-	return st.p.receive(ctx, st.src, st.pl.m.Listing(), f, off, n, func(piece []byte) error {
+	in := intake{pay: st.p.limiter.WaitN, take: func(piece []byte) error {
 		st.counter.Add(int64(len(piece)))
 		if err := l.write(segment, piece); err != nil {
 			return fmt.Errorf("%w: %w", errWrite, err)
 		}
 		return nil
-	})
+	}}
+	if at == 0 && n > sipBytes && st.p.crowded() {
+		n = sipBytes
+		in.pay = func(_ context.Context, n int) error {
+			st.p.limiter.Charge(n) // the next reader is not to wait for it
+			return nil
+		}
+	}
+	// Who has nothing yet is not sent to the end of the queue again.
+	in.yield = func() bool { return l.at(segment) > 0 && st.p.crowded() }
+	return st.p.receive(ctx, st.src, st.pl.m.Listing(), f, off, n, in)
+}
+
+// intake is what becomes of the bytes of a range.
+type intake struct {
+	take  func(piece []byte) error               // piece stays valid during the call only
+	pay   func(ctx context.Context, n int) error // called once n bytes were taken
+	yield func() bool                            // whether to stop early with errTurn; nil means never
 }
 
 // pace judges one body by what came during a stall timeout of waiting for it.
@@ -160,9 +184,9 @@ func (c *pace) add(n int, took time.Duration) error {
 }
 
 // receive reads bytes [off, off+n) of a file under limiter, stall timeout and
-// minSourceRate and hands them on in pieces that stay valid during the call
-// only.
-func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifact.Listing, f artifact.File, off, n int64, take func(piece []byte) error) (err error) {
+// minSourceRate and hands them on in pieces. What came before an error is handed
+// on as well.
+func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifact.Listing, f artifact.File, off, n int64, in intake) (err error) {
 	if err := p.throttles.wait(ctx, src.Name()); err != nil {
 		return err
 	}
@@ -182,6 +206,9 @@ func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifa
 			err = fmt.Errorf("%w (%s)", errStalled, p.stall)
 		}
 	}()
+	if in.yield != nil {
+		go watchTurn(ctx, cancel, in.yield)
+	}
 	p.stats.requests.Add(1)
 	body, err := src.Open(ctx, listing, f, off, n)
 	if err != nil {
@@ -197,11 +224,12 @@ func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifa
 	piece := pieces.Get().(*[pieceSize]byte)
 	defer pieces.Put(piece)
 	pace := pace{stall: p.stall}
+	least := 1 // the first bytes are handed on at once: somebody may wait for them
 	for n > 0 {
-		want := piece[:min(n, pieceSize)]
+		want := piece[:min(n, int64(p.pieceFor()))]
 		got := 0
 		var readErr error
-		for got < len(want) && got < readAtLeast && readErr == nil {
+		for got < len(want) && got < least && readErr == nil {
 			watchdog.Reset(p.stall)
 			var k int
 			began := time.Now()
@@ -212,16 +240,19 @@ func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifa
 			}
 		}
 		watchdog.Stop()
+		if got > 0 {
+			least = readAtLeast
+			n -= int64(got)
+			p.stats.bytes.Add(int64(got))
+			if err := in.take(want[:got]); err != nil {
+				return err
+			}
+		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if got > 0 {
-			n -= int64(got)
-			p.stats.bytes.Add(int64(got))
-			if err := take(want[:got]); err != nil {
-				return err
-			}
-			if err := p.limiter.WaitN(ctx, got); err != nil {
+			if err := in.pay(ctx, got); err != nil {
 				return err
 			}
 		}

@@ -45,6 +45,16 @@ func (l *Limiter) Rate() units.Rate {
 	return units.Rate(l.rate)
 }
 
+// Charge takes n bytes without waiting: who waits next waits for them too.
+func (l *Limiter) Charge(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refillLocked(time.Now())
+	if l.rate > 0 {
+		l.tokens -= float64(n)
+	}
+}
+
 // WaitN takes n bytes and waits until they are paid for. It fails only with
 // the context's cause.
 func (l *Limiter) WaitN(ctx context.Context, n int) error {

@@ -39,7 +39,7 @@ type pull struct {
 	files map[artifact.Digest]*fileFlight
 	order []*fileFlight // not done yet, metadata first
 	paths map[artifact.Digest]artifact.File
-	wants map[artifact.Digest]int // readers waiting for a file
+	wants map[artifact.Digest]map[*Reader]bool // readers of a file
 }
 
 // fileFlight is the one landing of a file, shared by every pull whose
@@ -65,7 +65,7 @@ func (p *Puller) join(m *artifact.Manifest, keep bool) *pull {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		pl = &pull{
 			m: m, cancel: cancel, done: make(chan struct{}),
-			wants: map[artifact.Digest]int{}, paths: map[artifact.Digest]artifact.File{},
+			wants: map[artifact.Digest]map[*Reader]bool{}, paths: map[artifact.Digest]artifact.File{},
 		}
 		for _, f := range m.Files {
 			pl.paths[f.SHA256] = f
@@ -387,19 +387,21 @@ func (st *streams) next(ctx context.Context) (*job, error) {
 	}
 }
 
-// pickLocked chooses the next segment: of a file that a reader waits for,
-// then metadata, then the file with the fewest streams, begun before not
+// pickLocked chooses the next segment: of a file of which a reader has nothing
+// yet, then of one that a reader waits for, then metadata, then the file with the fewest streams, begun before not
 // begun. Spreading streams over files keeps each file's bytes in order, which
 // lets them be hashed as they pass.
 func (pl *pull) pickLocked() (j *job, finished bool, err error) {
 	for len(pl.order) > 0 && pl.order[0].done {
 		pl.order = pl.order[1:]
 	}
-	type rank struct{ wanted, metadata, begun, active int }
+	type rank struct{ thirsty, wanted, metadata, begun, active int }
 	var best *fileFlight
 	var bestRank rank
 	better := func(a, b rank) bool {
 		switch {
+		case a.thirsty != b.thirsty:
+			return a.thirsty > b.thirsty
 		case a.wanted != b.wanted:
 			return a.wanted > b.wanted
 		case a.metadata != b.metadata:
@@ -422,8 +424,11 @@ func (pl *pull) pickLocked() (j *job, finished bool, err error) {
 			continue
 		}
 		r := rank{}
-		if pl.wants[ff.sha] > 0 {
+		if len(pl.wants[ff.sha]) > 0 {
 			r.wanted = 1
+		}
+		if pl.thirstyLocked(ff) {
+			r.thirsty = 1
 		}
 		if pl.paths[ff.sha].Kind == artifact.Metadata {
 			r.metadata = 1
@@ -450,7 +455,7 @@ func (pl *pull) pickLocked() (j *job, finished bool, err error) {
 		best.beginning = true
 		return j, false, nil
 	}
-	segment, _, ok := j.landing.claim()
+	segment, _, ok := j.landing.claim(pl.offsetsLocked(best.sha))
 	if !ok {
 		return nil, false, nil
 	}
@@ -466,14 +471,14 @@ func (st *streams) do(ctx context.Context, j *job) error {
 		if err != nil {
 			return fmt.Errorf("fetch file %s: %w", f.Path, err)
 		}
-		segment, _, ok := l.claim()
+		segment, _, ok := l.claim(st.p.offsets(st.pl, j.ff.sha))
 		if !ok {
 			return nil
 		}
 		j.landing, j.segment = l, segment
 	}
 	err := st.fetch(ctx, j.landing, j.segment, f)
-	if err == nil {
+	if err == nil && j.landing.at(j.segment) == j.landing.length(j.segment) {
 		if err = j.landing.seal(j.segment); err != nil {
 			err = fmt.Errorf("fetch file %s: %w", f.Path, err)
 		}
@@ -488,7 +493,7 @@ func (st *streams) do(ctx context.Context, j *job) error {
 // begin opens the landing of a file and starts its hasher.
 func (st *streams) begin(ctx context.Context, ff *fileFlight, f artifact.File) (*landing, error) {
 	p := st.p
-	l, err := p.store.land(ctx, f, p.segment, st.room)
+	l, err := p.store.land(ctx, f, p.segmentFor(f.Size), st.room)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ff.beginning = false
@@ -542,23 +547,6 @@ func (p *Puller) runFile(ctx context.Context, ff *fileFlight, l *landing) {
 		delete(p.files, ff.sha)
 	}
 	p.wake.fire()
-}
-
-// want moves a file to the front of a pull for a reader, unwant takes that back.
-func (p *Puller) want(pl *pull, sha artifact.Digest) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	pl.wants[sha]++
-	p.wake.fire()
-}
-
-func (p *Puller) unwant(pl *pull, sha artifact.Digest) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	pl.wants[sha]--
-	if pl.wants[sha] <= 0 {
-		delete(pl.wants, sha)
-	}
 }
 
 // landingOf gives the landing of a file of a pull, nil where there is none now.

@@ -261,7 +261,7 @@ func (p *Puller) Open(ctx context.Context, m *artifact.Manifest, path string) (*
 		return nil, fmt.Errorf("open file %s of %s: %w", path, m.Ref, context.Cause(ctx))
 	}
 	p.store.use(m.Digest)
-	r := &Reader{p: p, file: f, path: path, damage: p.store.damageOf(f.SHA256)}
+	r := &Reader{p: p, file: f, path: path, damage: p.store.damageOf(f.SHA256), waitsAt: -1}
 	blob, err := p.store.openBlob(f.SHA256)
 	if err == nil {
 		r.blob = blob
@@ -271,7 +271,7 @@ func (p *Puller) Open(ctx context.Context, m *artifact.Manifest, path string) (*
 		return nil, fmt.Errorf("open file %s of %s: %w", path, m.Ref, err)
 	}
 	r.pull = p.join(m, true)
-	p.want(r.pull, f.SHA256)
+	p.want(r.pull, r)
 	return r, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -20,12 +21,18 @@ type Reader struct {
 	path string
 	pull *pull // held while the file was not committed at Open, else nil
 
+	// Guarded by p.mu:
+	waitsAt int64 // the offset it waits at, -1 where it waits for nothing
+	given   bool  // it was given a byte
+
 	mu      sync.Mutex
 	blob    durable.File // the committed file
 	damage  int          // how often it had been found damaged when blob was opened
 	landing *landing     // the landing whose bytes were given out
 	part    durable.File // its file
 	closed  bool
+
+	served atomic.Bool // it gave bytes out
 }
 
 // Size is the file's length in bytes.
@@ -51,8 +58,8 @@ func (r *Reader) File() *os.File {
 
 // ReadAt reads at least one byte at off, and as many more as are there, up to
 // len(p); it waits for bytes that have not arrived. At the end of the file it
-// gives io.EOF. Bytes of the last segment are given only once the whole file's
-// digest is right; where it is not, and bytes were given before, every later
+// gives io.EOF. Bytes of the last segment, of a file of one segment its last
+// 64 KiB, are given only once the whole file's digest is right; where it is not, and bytes were given before, every later
 // call gives an error that wraps ErrMismatch, and so it does once the committed
 // file it reads was found damaged. All bytes a Reader gives are of one landing;
 // where that ends without a commit, the pull's error is passed on.
@@ -67,10 +74,16 @@ func (r *Reader) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		return 0, nil
 	}
 	p = p[:min(int64(len(p)), r.file.Size-off)]
-	for {
+	for waited := false; ; waited = true {
 		n, err := r.tryRead(p, off)
+		if n > 0 && r.pull != nil && (waited || !r.served.Swap(true)) {
+			r.p.got(r)
+		}
 		if n > 0 || err != nil {
 			return n, err
+		}
+		if r.pull != nil {
+			r.p.waits(r, off)
 		}
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
@@ -273,7 +286,7 @@ func (r *Reader) Close() error {
 	blob, part := r.blob, r.part
 	r.mu.Unlock()
 	if r.pull != nil {
-		r.p.unwant(r.pull, r.file.SHA256)
+		r.p.unwant(r.pull, r)
 		r.p.leave(r.pull)
 	}
 	var err error
@@ -298,8 +311,13 @@ func (l *landing) readable(off int64) int64 {
 
 func (l *landing) readableLocked(off int64) int64 {
 	i := int(off / l.segment)
-	if l.err != nil || i >= len(l.written)-1 {
-		return 0 // the last segment waits for the digest
+	switch last := len(l.written) - 1; {
+	case l.err != nil || i > last:
+		return 0
+	case i == last && last > 0:
+		return 0 // it waits for the digest
+	case i == last:
+		return min(l.written[i], l.size-minSegment) - off
 	}
 	return int64(i)*l.segment + l.written[i] - off
 }

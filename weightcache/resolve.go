@@ -282,14 +282,14 @@ func (p *Puller) digestOnce(ctx context.Context, src source.Source, l *artifact.
 	_, _ = fmt.Fprintf(git, "blob %d\x00", f.Size)
 	content := artifact.NewChunker()
 	if f.Size > 0 {
-		err = p.receive(ctx, src, l, f, 0, f.Size, func(piece []byte) error {
+		err = p.receive(ctx, src, l, f, 0, f.Size, intake{pay: p.limiter.WaitN, take: func(piece []byte) error {
 			_, _ = git.Write(piece)
 			_, _ = content.Write(piece)
 			if _, err := file.Write(piece); err != nil {
 				return fmt.Errorf("%w: %w", errWrite, err)
 			}
 			return nil
-		})
+		}})
 	}
 	if got := hex.EncodeToString(git.Sum(nil)); err == nil && got != f.GitSHA1 {
 		err = fmt.Errorf("%w: the bytes have git id %s, the source lists %s", ErrMismatch, got, f.GitSHA1)
