@@ -15,17 +15,22 @@ import (
 type Files struct {
 	Cert string // own certificate, leaf first
 	Key  string // its private key
-	CA   string // certificates of the authorities that peers are checked against
+	CA   string // certificates of the authorities that peers are checked against; "" for OpenTLS alone
 	// Failed, when set, is called with each failed reload; the certificates
 	// read before stay in use.
 	Failed func(error)
 }
+
+var errNoAuthorities = errors.New("read certificate authorities: none are named")
 
 // ServerTLS gives the configuration of a listener that wants a certificate
 // from every caller, signed by one of the authorities and carrying one of the
 // given roles. The files are looked at with each handshake and read again
 // when one changed. Errors are of the first read.
 func ServerTLS(files Files, roles ...Role) (*tls.Config, error) {
+	if files.CA == "" {
+		return nil, errNoAuthorities
+	}
 	r, err := newReloader(files)
 	if err != nil {
 		return nil, err
@@ -39,11 +44,14 @@ func ServerTLS(files Files, roles ...Role) (*tls.Config, error) {
 
 // OpenTLS is ServerTLS for a listener that anyone may call: a certificate is
 // optional, and one that is given must be signed by one of the authorities.
-// PeerOf tells who gave it.
+// PeerOf tells who gave it. Without authorities no certificate is asked for.
 func OpenTLS(files Files) (*tls.Config, error) {
 	r, err := newReloader(files)
 	if err != nil {
 		return nil, err
+	}
+	if files.CA == "" {
+		return r.server(tls.NoClientCert), nil
 	}
 	config := r.server(tls.RequestClientCert)
 	config.VerifyConnection = func(state tls.ConnectionState) error {
@@ -59,6 +67,9 @@ func OpenTLS(files Files) (*tls.Config, error) {
 // and wants one of the given roles from the server. The role replaces the
 // check of the host name. Files reload as in ServerTLS.
 func ClientTLS(files Files, roles ...Role) (*tls.Config, error) {
+	if files.CA == "" {
+		return nil, errNoAuthorities
+	}
 	r, err := newReloader(files)
 	if err != nil {
 		return nil, err
@@ -114,6 +125,9 @@ func newReloader(files Files) (*reloader, error) {
 func (r *reloader) stamps() ([3]stamp, error) {
 	var stamps [3]stamp
 	for i, path := range []string{r.files.Cert, r.files.Key, r.files.CA} {
+		if path == "" {
+			continue
+		}
 		info, err := os.Stat(path)
 		if err != nil {
 			return stamps, fmt.Errorf("read certificates: %w", err)
@@ -127,6 +141,9 @@ func (r *reloader) load(seen [3]stamp) (*certificates, error) {
 	pair, err := tls.LoadX509KeyPair(r.files.Cert, r.files.Key)
 	if err != nil {
 		return nil, fmt.Errorf("read certificate %s: %w", r.files.Cert, err)
+	}
+	if r.files.CA == "" {
+		return &certificates{seen: seen, pair: &pair}, nil
 	}
 	authorities, err := os.ReadFile(r.files.CA)
 	if err != nil {

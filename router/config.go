@@ -29,8 +29,8 @@ type Config struct {
 	// TLS is the router's identity: shown to nodes, and used by an admin
 	// listener that is not on loopback.
 	TLS TLS `yaml:"tls"`
-	// IngressTLS makes the ingress speak TLS; CA checks client certificates, which
-	// are optional.
+	// IngressTLS makes the ingress speak TLS. With a CA clients may show
+	// certificates, which it checks.
 	IngressTLS TLS `yaml:"ingressTLS"`
 	// Nodes are the agents whose reports the router reads.
 	Nodes []feed.Node `yaml:"nodes"`
@@ -51,7 +51,8 @@ type Listen struct {
 	Insecure bool   `yaml:"insecure"`
 }
 
-// TLS are PEM files, all three or none; they are read again when they change.
+// TLS are PEM files, all three or none, but that an ingress may do without
+// authorities; they are read again when they change.
 type TLS struct {
 	Cert string `yaml:"cert"`
 	Key  string `yaml:"key"`
@@ -125,8 +126,11 @@ func (c *Config) Validate() error {
 		p.Add("name", "is empty", "want a name such as router-1")
 	}
 	c.Listen.validate(&p, c.TLS.set(), c.IngressTLS.set())
-	c.TLS.validate(&p, "tls")
-	c.IngressTLS.validate(&p, "ingressTLS")
+	c.TLS.validate(&p, "tls", false)
+	c.IngressTLS.validate(&p, "ingressTLS", true)
+	if len(c.Metering.TrustedClients) > 0 && c.IngressTLS.set() && c.IngressTLS.CA == "" {
+		p.Add("ingressTLS.ca", "is empty while metering.trustedClients is set, so no client can show who it is", "give the CA of the clients' certificates")
+	}
 	seen := map[string]bool{}
 	for i, n := range c.Nodes {
 		at := fmt.Sprintf("nodes[%d].address", i)
@@ -169,8 +173,12 @@ func (l *Listen) validate(p *configfile.Problems, identified, ingressTLS bool) {
 	}
 }
 
-func (t *TLS) validate(p *configfile.Problems, field string) {
-	if t.set() && (t.Cert == "" || t.Key == "" || t.CA == "") {
+func (t *TLS) validate(p *configfile.Problems, field string, anyone bool) {
+	switch {
+	case !t.set() || t.Cert != "" && t.Key != "" && (t.CA != "" || anyone):
+	case anyone:
+		p.Add(field, "is incomplete", "want cert and key, and ca where clients show certificates")
+	default:
 		p.Add(field, "is incomplete", "want cert, key and ca")
 	}
 }
