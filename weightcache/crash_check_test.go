@@ -93,7 +93,7 @@ func (w *world) checkDrive() error {
 			if sha.String() != base && !w.damaged[mustDigest(base)] {
 				wrong = append(wrong, fmt.Errorf("stored file %s has digest %s", base, sha))
 			}
-			if !named[mustDigest(base)] {
+			if !named[mustDigest(base)] && !w.store.orphans[mustDigest(base)] {
 				wrong = append(wrong, fmt.Errorf("stored file %s belongs to no artifact", base))
 			}
 			if info.Mode() != 0o444 {
@@ -192,14 +192,14 @@ func (w *world) checkView(ref artifact.Ref, v *version, kind string, whole bool)
 	return nil
 }
 
-// lacks is how many bytes of a version a pull has to fetch, by what is on the
-// drive: files, and segments whose bit is set.
+// lacks is how many bytes of a version a pull has to fetch: not those of files
+// in the store, nor of segments whose bit on the drive is set.
 func (w *world) lacks(v *version) (int64, error) {
 	var lacks int64
 	for _, data := range v.files {
 		sha := artifact.Digest(sha256.Sum256(data))
 		size := int64(len(data))
-		if _, err := w.fs.Lstat(w.store.blobPath(sha)); err == nil {
+		if w.store.has(sha) {
 			continue
 		}
 		lacks += size
@@ -224,7 +224,7 @@ func (w *world) lacks(v *version) (int64, error) {
 }
 
 // converge pulls every ref that is pinned or whose pull was under way and
-// checks what comes of it and what it cost.
+// checks what comes of it and what it cost. The ledger then says what is there.
 func (w *world) converge() error {
 	for ref, p := range w.ledger {
 		m, found := w.store.pinned(ref)
@@ -269,6 +269,16 @@ func (w *world) converge() error {
 		v = w.origin.known[m.Commit]
 		if err := errors.Join(w.checkWhole(ref, v, "pulled again"), w.checkView(ref, v, flatKind, true), w.checkView(ref, v, hubKind, true)); err != nil {
 			return err
+		}
+	}
+	for ref, p := range w.ledger {
+		p.may, p.whole, p.before = map[string]bool{"": true}, map[string]bool{}, nil
+		if m, found := w.store.pinned(ref); found {
+			p.may = map[string]bool{m.Commit: true}
+			p.whole[m.Commit] = w.store.Ready(m.Digest)
+			if !p.whole[m.Commit] {
+				p.views = map[string]bool{} // it was evicted for another
+			}
 		}
 	}
 	return w.checkDrive()

@@ -249,17 +249,6 @@ func TestPowerCutAfterAKilledProcessWasSucceededBreaksNoPromise(t *testing.T) {
 			t.Errorf("killed at change %d: %v", n, err)
 			return
 		}
-		for ref, p := range next.ledger {
-			p.may, p.whole, p.before = map[string]bool{"": true}, map[string]bool{}, nil
-			if m, found := next.store.pinned(ref); found {
-				p.may = map[string]bool{m.Commit: true}
-				// One may have been evicted for the other.
-				p.whole[m.Commit] = next.store.Ready(m.Digest)
-				if !p.whole[m.Commit] {
-					p.views = map[string]bool{}
-				}
-			}
-		}
 		if err := next.puller.Wait(context.Background()); err != nil {
 			t.Error(err)
 			return

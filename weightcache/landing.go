@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -316,7 +317,11 @@ func (l *landing) write(i int, p []byte) error {
 		return fmt.Errorf("write file %s: %w: segment %d is too long", l.sha.Short(), ErrMismatch, i)
 	}
 	if _, err := l.part.WriteAt(p, off); err != nil {
-		return fmt.Errorf("write file %s: %w", l.sha.Short(), classified(err))
+		err = fmt.Errorf("write file %s: %w", l.sha.Short(), classified(err))
+		if lost(err) {
+			l.fail(err)
+		}
+		return err
 	}
 	end := at + int64(len(p))
 	if f, ok := l.part.(durable.Flusher); ok && end/flushEvery != at/flushEvery {
@@ -379,7 +384,7 @@ func (l *landing) seal(i int) error {
 // flush makes whole segments durable and then their bits.
 func (l *landing) flush(batch []int) error {
 	if err := l.part.Datasync(); err != nil {
-		return fmt.Errorf("sync file %s: %w", l.sha.Short(), classified(err))
+		return fmt.Errorf("sync file %s: %w: %w", l.sha.Short(), errSync, classified(err))
 	}
 	for _, i := range batch {
 		l.bitmap[i/8] |= 1 << (i % 8)
@@ -388,7 +393,7 @@ func (l *landing) flush(batch []int) error {
 		}
 	}
 	if err := l.bits.Datasync(); err != nil {
-		return fmt.Errorf("sync bitmap of file %s: %w", l.sha.Short(), err)
+		return fmt.Errorf("sync bitmap of file %s: %w: %w", l.sha.Short(), errSync, err)
 	}
 	if l.named {
 		return nil
@@ -398,6 +403,29 @@ func (l *landing) flush(batch []int) error {
 	}
 	l.named = true
 	return nil
+}
+
+// errSync marks a sync that failed. The kernel may have dropped the bytes and
+// call the next sync good, so what was to be kept is never believed again.
+var errSync = errors.New("cannot sync")
+
+// lost reports whether the bytes of a landing cannot be trusted or had back
+// after an error, so that it starts anew in another file.
+func lost(err error) bool {
+	return errors.Is(err, ErrMismatch) || errors.Is(err, errSync) || errors.Is(err, syscall.EIO)
+}
+
+// settle ends a landing that err ended: what is whole stays for a resume where
+// it can be trusted.
+func (l *landing) settle(err error) error {
+	if l.bits != nil && !lost(err) {
+		pauseErr := l.pause()
+		err = errors.Join(err, pauseErr)
+		if !lost(pauseErr) {
+			return err
+		}
+	}
+	return errors.Join(err, l.discard())
 }
 
 // pause makes what is whole durable and closes the files for a resume.
@@ -499,7 +527,7 @@ func (l *landing) finish() error {
 			return err
 		}
 		if err := l.part.Sync(); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", errSync, err)
 		}
 		if err := durable.MkdirAllSynced(s.fs, filepath.Dir(blob), 0o700); err != nil {
 			return err

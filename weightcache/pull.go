@@ -518,11 +518,7 @@ func (p *Puller) runFile(ctx context.Context, ff *fileFlight, l *landing) {
 		cancelled := ctx.Err() != nil && l.failure() == nil
 		l.idle()
 		l.end()
-		if errors.Is(err, ErrMismatch) || l.bits == nil {
-			err = errors.Join(err, l.discard())
-		} else {
-			err = errors.Join(err, l.pause())
-		}
+		err = l.settle(err)
 		if cancelled {
 			err = context.Cause(ctx)
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -138,6 +139,9 @@ func (r *Reader) tryRead(p []byte, off int64) (int, error) {
 			n, err := blob.ReadAt(p, off)
 			if n > 0 {
 				return n, nil
+			}
+			if errors.Is(err, syscall.EIO) {
+				err = errors.Join(err, r.p.takeOut(r.file.SHA256))
 			}
 			return 0, fmt.Errorf("read file %s: %w", r.path, err)
 		}

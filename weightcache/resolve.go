@@ -298,7 +298,9 @@ func (p *Puller) digestOnce(ctx context.Context, src source.Source, l *artifact.
 		err = file.Chmod(0o444)
 	}
 	if err == nil {
-		err = file.Sync()
+		if err = file.Sync(); err != nil {
+			err = fmt.Errorf("%w: %w: %w", errWrite, errSync, err)
+		}
 	}
 	if closeErr := file.Close(); err == nil {
 		err = closeErr

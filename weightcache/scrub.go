@@ -216,13 +216,16 @@ func (p *Puller) checkFile(ctx context.Context, sha artifact.Digest, limiter *Li
 	if a.err != nil || a.good {
 		return a.good, a.err
 	}
+	return false, p.takeOut(sha)
+}
+
+// takeOut takes a damaged file out of the store and has it fetched again.
+func (p *Puller) takeOut(sha artifact.Digest) error {
 	p.stats.damaged.Add(1)
 	p.log.Error("stored file is damaged, it is taken out and fetched again", slog.String("file", sha.String()))
-	if err := p.store.discard(sha); err != nil {
-		return false, err
-	}
+	err := p.store.discard(sha)
 	p.repair()
-	return false, nil
+	return err
 }
 
 // repair wakes Run's repairs.
@@ -242,6 +245,9 @@ func (s *Store) isBad(sha artifact.Digest) bool {
 // hashesTo reads a stored file and compares its digest.
 func (s *Store) hashesTo(ctx context.Context, sha artifact.Digest, limiter *Limiter) (good bool, err error) {
 	f, err := s.openBlob(sha)
+	if errors.Is(err, syscall.EIO) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}

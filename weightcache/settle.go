@@ -2,6 +2,7 @@ package weightcache
 
 import (
 	"errors"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -14,8 +15,38 @@ import (
 // nothing is promised before they are synced after all.
 type settling struct {
 	durable.FS
-	mu   sync.Mutex
-	owed map[string]bool
+	mu     sync.Mutex
+	owed   map[string]bool
+	litter map[string]bool // trees that could not be removed whole
+}
+
+func newSettling(fsys durable.FS) *settling {
+	return &settling{FS: fsys, owed: map[string]bool{}, litter: map[string]bool{}}
+}
+
+// RemoveAll implements durable.FS; what it could not remove, clean tries again.
+func (f *settling) RemoveAll(path string) error {
+	err := f.FS.RemoveAll(path)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		delete(f.litter, path)
+	} else {
+		f.litter[path] = true
+	}
+	return err
+}
+
+// clean removes what an earlier removal left: it holds room that nobody counts.
+func (f *settling) clean() error {
+	f.mu.Lock()
+	litter := slices.Sorted(maps.Keys(f.litter))
+	f.mu.Unlock()
+	var err error
+	for _, path := range litter {
+		err = errors.Join(err, f.RemoveAll(path))
+	}
+	return err
 }
 
 // SyncDir implements durable.FS.
@@ -34,12 +65,8 @@ func (f *settling) SyncDir(path string) error {
 // settle syncs what is owed; a promise is made only after it.
 func (f *settling) settle() error {
 	f.mu.Lock()
-	var owed []string
-	for path := range f.owed {
-		owed = append(owed, path)
-	}
+	owed := slices.Sorted(maps.Keys(f.owed))
 	f.mu.Unlock()
-	slices.Sort(owed)
 	var err error
 	for _, path := range owed {
 		if syncErr := f.SyncDir(path); syncErr != nil && !notExist(syncErr) {

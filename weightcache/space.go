@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -136,6 +137,9 @@ func planEviction(candidates []candidate, sizes map[artifact.Digest]int64, users
 // reserve promises n bytes to a pull, evicting unused artifacts where budget
 // or drive lack them. Errors wrap ErrNoSpace and say how much is missing.
 func (s *Store) reserve(ctx context.Context, n int64, what string) (*reservation, error) {
+	if err := s.fs.clean(); err != nil {
+		s.log.Warn("cannot clear up", slog.Any("error", err))
+	}
 	for {
 		free, _, err := s.fs.Free(s.dir)
 		if err != nil {
@@ -150,6 +154,13 @@ func (s *Store) reserve(ctx context.Context, n int64, what string) (*reservation
 			s.reserved += n
 			s.mu.Unlock()
 			return &reservation{s: s, left: n}, nil
+		}
+		if orphans := s.orphansLocked(); len(orphans) > 0 {
+			s.mu.Unlock()
+			if err := s.dropOrphans(orphans); err != nil {
+				return nil, fmt.Errorf("reserve %d bytes for %s: %w", n, what, err)
+			}
+			continue
 		}
 		plan, enough := s.planLocked(need)
 		evicting := len(s.removing) > 0
@@ -183,6 +194,14 @@ func (s *Store) reserve(ctx context.Context, n int64, what string) (*reservation
 			}
 		}
 	}
+}
+
+// orphansLocked gives the files that no artifact has and that were kept in case
+// one would name them, and keeps them no longer.
+func (s *Store) orphansLocked() []artifact.Digest {
+	orphans := slices.Collect(maps.Keys(s.orphans))
+	clear(s.orphans)
+	return orphans
 }
 
 // planLocked gathers the facts for planEviction.
@@ -279,6 +298,12 @@ func (s *Store) removeRef(ref artifact.Ref) error {
 	err := s.removeSynced(s.recordPath(ref))
 	<-s.recording
 	if err != nil {
+		// The record may be there or not: the ref stays, to be removed again.
+		s.mu.Lock()
+		s.refs[ref] = m
+		r.evicting = false
+		s.freed.fire()
+		s.mu.Unlock()
 		return fmt.Errorf("remove %s: %w", ref, err)
 	}
 	s.notify()
@@ -309,10 +334,14 @@ func (s *Store) drop(digest artifact.Digest) error {
 		}
 	}
 	var files []artifact.Digest
+	sizes := map[artifact.Digest]int64{}
 	for _, f := range r.m.Files {
 		_, present := s.blobs[f.SHA256]
 		_, partial := s.partial[f.SHA256]
 		if !used[f.SHA256] && (present || partial) && !s.removing[f.SHA256] {
+			if size, committed := s.blobs[f.SHA256]; committed {
+				sizes[f.SHA256] = size
+			}
 			delete(s.blobs, f.SHA256)
 			delete(s.partial, f.SHA256)
 			s.removing[f.SHA256] = true
@@ -328,9 +357,13 @@ func (s *Store) drop(digest artifact.Digest) error {
 
 	err := s.removeSynced(s.path(readyDir, digest.String()))
 	err = errors.Join(err, s.removeViews(digest))
+	stuck := map[artifact.Digest]int64{}
 	for _, sha := range files {
-		err = errors.Join(err,
-			s.removeIfThere(s.blobPath(sha)), s.removeIfThere(s.chunksPath(sha)),
+		blobErr := s.removeIfThere(s.blobPath(sha))
+		if size, committed := sizes[sha]; blobErr != nil && committed {
+			stuck[sha] = size
+		}
+		err = errors.Join(err, blobErr, s.removeIfThere(s.chunksPath(sha)),
 			s.removeIfThere(s.partPath(sha)), s.removeIfThere(s.bitsPath(sha)))
 	}
 	if !referenced {
@@ -341,6 +374,10 @@ func (s *Store) drop(digest artifact.Digest) error {
 	for _, sha := range files {
 		delete(s.removing, sha)
 		delete(s.bad, sha)
+	}
+	for sha, size := range stuck {
+		// It could not be removed: its room is not free.
+		s.blobs[sha], s.orphans[sha] = size, true
 	}
 	r.evicting = false
 	r.views = map[string]bool{}

@@ -100,6 +100,7 @@ type Store struct {
 	damage    map[artifact.Digest]int       // how often each was found damaged since Open
 	damages   int                           // the sum of damage
 	removing  map[artifact.Digest]bool      // being unlinked
+	orphans   map[artifact.Digest]bool      // stored files of no artifact, kept while there is room
 	reserved  int64                         // bytes promised to pulls and not allocated yet
 	freed     signal                        // fires when removing or evicting shrinks
 	watchers  map[chan struct{}]bool
@@ -145,11 +146,11 @@ func Open(opts Options) (*Store, error) {
 		return nil, errors.New("open weight store: no directory is given")
 	}
 	s := &Store{
-		fs: &settling{FS: opts.FS, owed: map[string]bool{}}, dir: filepath.Clean(opts.Dir), views: opts.ViewsDir,
+		fs: newSettling(opts.FS), dir: filepath.Clean(opts.Dir), views: opts.ViewsDir,
 		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
 		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
-		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{},
+		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{}, orphans: map[artifact.Digest]bool{},
 		watchers: map[chan struct{}]bool{}, recording: make(chan struct{}, 1), viewPolicy: opts.MayView,
 	}
 	for _, ref := range opts.Keep {
@@ -215,7 +216,9 @@ func (s *Store) open() error {
 	if err := s.fs.Chmod(s.views, 0o755); err != nil {
 		return err
 	}
+	nameless := false
 	for _, path := range bad {
+		nameless = nameless || strings.HasSuffix(path, recordSuffix) && !durable.IsTemp(filepath.Base(path))
 		if err := s.quarantine(path); err != nil {
 			return err
 		}
@@ -223,7 +226,7 @@ func (s *Store) open() error {
 	if err := s.loadReady(); err != nil {
 		return err
 	}
-	if err := s.loadBlobs(); err != nil {
+	if err := s.loadBlobs(nameless); err != nil {
 		return err
 	}
 	if err := s.loadLanding(); err != nil {
@@ -375,8 +378,10 @@ func (s *Store) eachHex(root string, do func(sha artifact.Digest, path string) e
 }
 
 // loadBlobs indexes committed files and drops those that no artifact uses (a
-// removal or a resolve was interrupted) or whose length is wrong.
-func (s *Store) loadBlobs() error {
+// removal or a resolve was interrupted) or whose length is wrong. Where a record
+// was unreadable its files stay, nameless, as long as their room is not needed:
+// naming them again then fetches nothing.
+func (s *Store) loadBlobs(nameless bool) error {
 	wanted := map[artifact.Digest]int64{}
 	for _, r := range s.artifacts {
 		for _, f := range r.m.Files {
@@ -389,7 +394,10 @@ func (s *Store) loadBlobs() error {
 			return err
 		}
 		size, used := wanted[sha]
-		if !used {
+		if !used && nameless {
+			size = info.Size()
+			s.orphans[sha] = true
+		} else if !used {
 			return s.fs.Remove(path)
 		}
 		if !info.Mode().IsRegular() || info.Size() != size {
@@ -409,7 +417,7 @@ func (s *Store) loadBlobs() error {
 		return err
 	}
 	return s.eachHex(s.path(chunksDir), func(sha artifact.Digest, path string) error {
-		if _, used := wanted[sha]; used {
+		if _, used := wanted[sha]; used || s.orphans[sha] {
 			return nil
 		}
 		return s.fs.Remove(path)

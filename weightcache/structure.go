@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path"
 	"strings"
+	"syscall"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -81,7 +82,7 @@ func (s *Store) eachIndex(m *artifact.Manifest, do func(f artifact.File, idx *sa
 		}
 		data, err := durable.ReadFile(s.fs, s.blobPath(f.SHA256), safetensors.MaxIndexBytes)
 		if err != nil {
-			return fmt.Errorf("check file %s: %w", f.Path, err)
+			return fmt.Errorf("check file %s: %w", f.Path, s.unreadable(f.SHA256, err))
 		}
 		idx, err := safetensors.ParseIndex(data)
 		if err == nil {
@@ -100,6 +101,15 @@ func (s *Store) eachIndex(m *artifact.Manifest, do func(f artifact.File, idx *sa
 	return nil
 }
 
+// unreadable takes a file out of the store where the drive cannot give its
+// bytes; the next pull fetches it again.
+func (s *Store) unreadable(sha artifact.Digest, err error) error {
+	if !errors.Is(err, syscall.EIO) {
+		return err
+	}
+	return errors.Join(err, s.discard(sha))
+}
+
 // header reads the header of a committed safetensors file.
 func (s *Store) header(f artifact.File) (h *safetensors.Header, err error) {
 	file, err := s.openBlob(f.SHA256)
@@ -107,7 +117,9 @@ func (s *Store) header(f artifact.File) (h *safetensors.Header, err error) {
 		return nil, fmt.Errorf("check file %s: %w", f.Path, err)
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	if h, err = safetensors.ReadHeader(file, f.Size); err != nil {
+	if h, err = safetensors.ReadHeader(file, f.Size); errors.Is(err, syscall.EIO) {
+		return nil, fmt.Errorf("check file %s: %w", f.Path, s.unreadable(f.SHA256, err))
+	} else if err != nil {
 		return nil, fmt.Errorf("check file %s: %w: %w", f.Path, ErrBroken, err)
 	}
 	return h, nil

@@ -119,6 +119,16 @@ func (f *FS) FailAt(n int, err error) { f.set(func() { f.failures[n] = err }) }
 // FailReadAt makes reading operation number n (from 1) fail once with err.
 func (f *FS) FailReadAt(n int, err error) { f.set(func() { f.badReads[n] = err }) }
 
+// Heal takes back every failure that was set and does not lie in the past; the
+// room stays what it is.
+func (f *FS) Heal() {
+	f.set(func() {
+		clear(f.failures)
+		clear(f.badReads)
+		f.fail, f.failRead, f.readOnly = nil, nil, false
+	})
+}
+
 // FailWhen makes every change for which fail gives an error fail with it. op
 // is open (which creates), mkdir, rename, remove, link, symlink, chmod,
 // chtimes, syncdir, write, sync, datasync, allocate or truncate.
