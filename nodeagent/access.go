@@ -73,6 +73,28 @@ func (k *keeper) mayView(m *artifact.Manifest) bool {
 	return false
 }
 
+// errNotTold is no answer about the bearer of a token.
+var errNotTold = fmt.Errorf("nothing is told of the bearer: %w", source.ErrNotFound)
+
+// AskBearer implements hubmirror.TokenAsker. A token is shown to a source only
+// where no other could be the one that answers for the ref.
+func (k *keeper) AskBearer(ctx context.Context, ref artifact.Ref, token string) error {
+	var one source.Source
+	for _, r := range k.rules {
+		if !r.Covers(ref) {
+			continue
+		}
+		if one != nil {
+			return errNotTold
+		}
+		one = r.Source
+	}
+	if asks, ok := one.(tokenSource); ok {
+		return asks.KnowsToken(ctx, token)
+	}
+	return errNotTold
+}
+
 // AskToken implements hubmirror.TokenAsker. Only the source that a manifest
 // came from sees the token.
 func (k *keeper) AskToken(ctx context.Context, m *artifact.Manifest, token string, files bool) error {

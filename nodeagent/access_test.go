@@ -218,7 +218,7 @@ func TestWhoMayReadWhatThroughTheMirror(t *testing.T) {
 	nobody := expected{stranger, stranger, stranger, stranger}
 	plain := map[string]expected{
 		"nobody": nobody, "own token accepted": all, "own token refused": admittedOnly,
-		"made-up token": {stranger, notListed, notListed, hidden}, "token of the mirror": admittedOnly, "token with a grant": all,
+		"made-up token": nobody, "token of the mirror": admittedOnly, "token with a grant": all,
 	}
 	overTLS := map[string]expected{"certificate": admittedOnly, "certificate with a grant": all, "certificate of a router": admittedOnly}
 	maps.Copy(overTLS, plain)
@@ -277,7 +277,25 @@ func TestWhoMayReadWhatThroughTheMirror(t *testing.T) {
 
 func TestNobodyTellsAPrivateRepositoryFromOneThatIsNot(t *testing.T) {
 	t.Parallel()
-	l := newListener(t, "127.0.0.1:0", false, nil)
+	for name, change := range map[string]func(*nodeagent.Config){
+		"loopback":                       func(c *nodeagent.Config) { c.Listen.Mirror = "127.0.0.1:0" },
+		"another address":                func(*nodeagent.Config) {},
+		"another address, metadata open": func(c *nodeagent.Config) { c.Access.OpenMetadata = true },
+		"another address, two sources": func(c *nodeagent.Config) {
+			second := c.Sources[0] // either may be the one that has a ref
+			second.Name = "second"
+			c.Sources = append(c.Sources, second)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tellsNothing(t, newListener(t, "0.0.0.0:0", false, change))
+		})
+	}
+}
+
+func tellsNothing(t *testing.T, l listener) {
+	t.Helper()
 	if got := (caller{token: aliceToken}).reply(t, l.base, "GET", "/api/models/org/private"); got != "200" {
 		t.Fatalf("one who is admitted gets %s", got)
 	}
@@ -309,7 +327,7 @@ func TestNobodyTellsAPrivateRepositoryFromOneThatIsNot(t *testing.T) {
 		} {
 			private, none := answer(token, strings.Replace(path, "NAME", "private", 1)), answer(token, strings.Replace(path, "NAME", "none", 1))
 			if private != none {
-				t.Errorf("%s: of a private one\n%s\nof none\n%s", path, private, none)
+				t.Errorf("token %q, %s: of a private one\n%s\nof none\n%s", token, path, private, none)
 			}
 		}
 	}

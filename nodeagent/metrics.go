@@ -33,6 +33,7 @@ var (
 	descMirrorBytes = desc("mirror_bytes_total", "Bytes of file bodies the mirror wrote.")
 	descMirrorNow   = desc("mirror_streams", "Bodies the mirror is writing or holding back.", "state")
 	descMirrorCut   = desc("mirror_broken_total", "Bodies the mirror broke off.")
+	descMirrorAsked = desc("mirror_token_questions_total", "Questions put to sources about the tokens of callers.")
 	descReachable   = desc("endpoint_reachable", "1 where the engine answers.", "endpoint", "pool")
 	descRunning     = desc("endpoint_requests", "Requests in the engine.", "endpoint", "state")
 	descUsage       = desc("endpoint_kv_usage_ratio", "Share of the engine's KV capacity in use.", "endpoint")
@@ -45,7 +46,7 @@ var (
 
 var allDescs = []*prometheus.Desc{
 	descInfo, descModelState, descModelSize, descModelHere, descSpace, descOrigin, descRanges, descRetries, descRefused, descMismatches,
-	descStalls, descDamaged, descMirror, descMirrorNo, descMirrorBytes, descMirrorNow, descMirrorCut, descReachable, descRunning,
+	descStalls, descDamaged, descMirror, descMirrorNo, descMirrorBytes, descMirrorNow, descMirrorCut, descMirrorAsked, descReachable, descRunning,
 	descUsage, descHealth, descCondition, descXID, descLeftOut, descSeq,
 }
 
@@ -87,6 +88,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter(descMirrorBytes, s.Bytes)
 	counter(descMirrorCut, s.Broken)
+	counter(descMirrorAsked, a.mirror.AuthStats().Asked)
 	gauge(descMirrorNow, float64(s.Streams), "writing")
 	gauge(descMirrorNow, float64(s.Waiting), "waiting")
 	for _, e := range a.poller.Snapshot() {

@@ -57,12 +57,17 @@ type Grant struct {
 // Anybody in a Grant means every caller that the listener admits.
 const Anybody = "any"
 
-// TokenAsker asks the source of a manifest about a token.
+// TokenAsker asks sources about tokens. Errors wrap source.ErrUnauthorized,
+// source.ErrForbidden or source.ErrNotFound where a source says no; any other
+// means "not known now".
 type TokenAsker interface {
+	// AskBearer is asked by listeners that demand an identity, before a ref is
+	// looked up: nil where the one source that would be asked for it has an
+	// account for the token's bearer. source.ErrNotFound: nothing can be told, as
+	// more than one source might be asked for it or the one knows no accounts.
+	AskBearer(ctx context.Context, ref artifact.Ref, token string) error
 	// AskToken gives nil where the source lets the bearer of the token read the
 	// manifest's files or, files being false, has an account for the bearer.
-	// Errors wrap source.ErrUnauthorized, source.ErrForbidden or
-	// source.ErrNotFound where it says no; any other means "not known now".
 	AskToken(ctx context.Context, m *artifact.Manifest, token string, files bool) error
 }
 
@@ -141,7 +146,7 @@ var metadata = map[routeKind]bool{routeInfo: true, routeTree: true, routePaths: 
 
 // stranger says that a request is to be refused before anything is looked up.
 func (a *auth) stranger(c caller, rt route) bool {
-	return a.opts.Demand && !c.known() && c.token == "" && !(a.opts.OpenMetadata && metadata[rt.kind])
+	return a.opts.Demand && !c.known() && c.token == "" && !a.opened(rt)
 }
 
 // granted says whether a grant opens a manifest, asked for as ref, to the
@@ -164,8 +169,9 @@ var (
 )
 
 // judge says whether a caller may have what a route asks of a manifest, and if
-// not, how to refuse.
-func (a *auth) judge(ctx context.Context, c caller, rt route, mf *artifact.Manifest) (refusal, bool) {
+// not, how to refuse. admitted says that the listener has let the caller in;
+// where it has not yet, one who turns out to be nobody learns nothing else.
+func (a *auth) judge(ctx context.Context, c caller, admitted bool, rt route, mf *artifact.Manifest) (refusal, bool) {
 	ref := artifact.Ref{Scheme: artifact.SchemeHub, Name: rt.repo, Revision: rt.rev}
 	restricted := a.opts.Restricted(mf)
 	named, anybody := a.granted(c, mf, ref)
@@ -173,7 +179,10 @@ func (a *auth) judge(ctx context.Context, c caller, rt route, mf *artifact.Manif
 	case named:
 		return refusal{}, true
 	case !restricted, anybody, rt.kind == routeInfo && mf.Access == artifact.AccessGated:
-		return a.admit(ctx, c, rt, mf, restricted)
+		if admitted || a.opened(rt) && !restricted {
+			return refusal{}, true
+		}
+		return a.admit(ctx, c, mf, restricted)
 	case c.token == "":
 		return closed(c, mf), false
 	}
@@ -181,38 +190,49 @@ func (a *auth) judge(ctx context.Context, c caller, rt route, mf *artifact.Manif
 	switch {
 	case err == nil:
 		return refusal{}, true
-	case definite(err):
+	case !definite(err):
+		return refusedBy(err), false
+	case admitted, a.opened(rt):
 		return closed(c, mf), false
+	case mf.Access != artifact.AccessGated:
+		return noAccount, false
 	}
-	return refusalOf(errNotAsked), false
+	if err := a.ask(ctx, c, mf, false); err != nil {
+		return refusedBy(err), false
+	}
+	return closed(c, mf), false
 }
 
-// admit judges a caller of what every admitted caller may have.
-func (a *auth) admit(ctx context.Context, c caller, rt route, mf *artifact.Manifest, restricted bool) (refusal, bool) {
+// opened says that a route is answered to callers without identity.
+func (a *auth) opened(rt route) bool { return a.opts.OpenMetadata && metadata[rt.kind] }
+
+// admit lets a caller in whom only the source of a manifest may know.
+func (a *auth) admit(ctx context.Context, c caller, mf *artifact.Manifest, restricted bool) (refusal, bool) {
 	switch {
-	case !a.opts.Demand, c.known(), a.opts.OpenMetadata && metadata[rt.kind] && !restricted:
-		return refusal{}, true
 	case c.token == "" && restricted:
 		return closed(c, mf), false
 	case c.token == "":
 		return noIdentity, false
 	}
 	err := a.ask(ctx, c, mf, false)
-	if restricted && err != nil {
+	if err != nil && restricted {
 		// One whom the source lets read the files is somebody to it as well.
-		if filesErr := a.ask(ctx, c, mf, true); filesErr == nil || !definite(filesErr) {
-			err = filesErr
+		if files := a.ask(ctx, c, mf, true); !definite(files) {
+			err = files
 		}
 	}
-	switch {
-	case err == nil:
-		return refusal{}, true
-	case definite(err) && restricted:
-		return closed(c, mf), false
-	case definite(err):
-		return noAccount, false
+	if err != nil {
+		return refusedBy(err), false
 	}
-	return refusalOf(errNotAsked), false
+	return refusal{}, true
+}
+
+// refusedBy refuses one of whom a source said no, or who could not be asked for.
+func refusedBy(err error) refusal {
+	if definite(err) {
+		return noAccount
+	}
+	return refusalOf(errNotAsked)
 }
 
 // errNotAsked is a source that cannot be asked about a token.
@@ -254,49 +274,75 @@ func (m *Mirror) serveWhoami(w http.ResponseWriter, r *http.Request) {
 	m.writeJSON(w, r, "", map[string]any{"type": "user", "name": c.name(), "fullname": c.name(), "orgs": []string{}})
 }
 
+// welcome judges a caller before its request makes the mirror look for a
+// repository with the mirror's credential. A token that the one source of a ref
+// refuses goes no further.
+func (a *auth) welcome(ctx context.Context, c caller, rt route) (admitted, refused bool) {
+	switch {
+	case !a.opts.Demand, c.known():
+		return true, false
+	case c.token == "", a.opened(rt), a.opts.Tokens == nil:
+		return false, false
+	}
+	ref := artifact.Ref{Scheme: artifact.SchemeHub, Name: rt.repo, Revision: rt.rev}
+	err := a.table.ask(ctx, tokenKey{sum: c.sum, repo: rt.repo, commit: rt.rev}, func(ctx context.Context) error {
+		return a.opts.Tokens.AskBearer(ctx, ref, c.token)
+	})
+	return err == nil, errors.Is(err, source.ErrUnauthorized) || errors.Is(err, source.ErrForbidden)
+}
+
 // admitted resolves what a route names and judges the caller; the bool is false
 // where the answer is written already.
 func (m *Mirror) admitted(w http.ResponseWriter, r *http.Request, rt route) (*artifact.Manifest, bool) {
 	c := m.auth.callerOf(r)
 	if m.auth.stranger(c, rt) {
-		w.Header().Set("Www-Authenticate", "Bearer")
-		m.refuse(w, r, noIdentity)
+		m.deny(w, r, c, noIdentity)
+		return nil, false
+	}
+	letIn, refused := m.auth.welcome(r.Context(), c, rt)
+	if refused {
+		m.deny(w, r, c, noAccount)
 		return nil, false
 	}
 	mf, err := m.manifest(r.Context(), rt.repo, rt.rev)
-	if errors.Is(err, source.ErrNoRevision) && m.hides(r.Context(), c, rt) {
-		err = source.ErrNotFound
+	judged, missing := mf, error(nil)
+	if errors.Is(err, source.ErrNoRevision) {
+		// That there is no such revision tells that there is a repository: the
+		// caller hears it where main is the caller's to read.
+		missing = err
+		if judged, err = m.manifest(r.Context(), rt.repo, artifact.DefaultRevision); err != nil {
+			err = source.ErrNotFound
+		}
+	}
+	if !letIn && !m.auth.opened(rt) && (definite(err) || errors.Is(err, ErrNotAllowed) || errors.Is(err, errBadRef)) {
+		// Else made-up tokens would tell what is private from what is not there.
+		m.deny(w, r, c, noAccount)
+		return nil, false
 	}
 	if err != nil {
 		m.refuseError(w, r, err)
 		return nil, false
 	}
-	no, ok := m.auth.judge(r.Context(), c, rt, mf)
-	if !ok {
-		if context.Cause(r.Context()) != nil {
-			panic(http.ErrAbortHandler)
-		}
-		m.opts.Log.LogAttrs(r.Context(), slog.LevelInfo, "mirror request denied",
-			slog.String("path", r.URL.Path), slog.String("caller", c.name()), slog.String("code", no.code))
-		if no.status == http.StatusUnauthorized {
-			w.Header().Set("Www-Authenticate", "Bearer")
-		}
-		m.refuse(w, r, no)
+	if no, ok := m.auth.judge(r.Context(), c, letIn, rt, judged); !ok {
+		m.deny(w, r, c, no)
+		return nil, false
+	}
+	if missing != nil {
+		m.refuseError(w, r, missing)
 		return nil, false
 	}
 	return mf, true
 }
 
-// hides says that the caller is not to learn that a repository exists, by an
-// answer about a revision that does not.
-func (m *Mirror) hides(ctx context.Context, c caller, rt route) bool {
-	mf, err := m.manifest(ctx, rt.repo, artifact.DefaultRevision)
-	if err != nil {
-		return true // nothing is known of it that could be told
+// deny refuses a caller.
+func (m *Mirror) deny(w http.ResponseWriter, r *http.Request, c caller, no refusal) {
+	if context.Cause(r.Context()) != nil {
+		panic(http.ErrAbortHandler)
 	}
-	if !m.auth.opts.Restricted(mf) || mf.Access == artifact.AccessGated {
-		return false
+	m.opts.Log.LogAttrs(r.Context(), slog.LevelInfo, "mirror request denied",
+		slog.String("path", r.URL.Path), slog.String("caller", c.name()), slog.String("code", no.code))
+	if no.status == http.StatusUnauthorized {
+		w.Header().Set("Www-Authenticate", "Bearer")
 	}
-	_, ok := m.auth.judge(ctx, c, rt, mf)
-	return !ok
+	m.refuse(w, r, no)
 }

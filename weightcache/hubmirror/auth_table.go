@@ -9,7 +9,7 @@ import (
 
 // Limits of asking sources about tokens.
 const (
-	askWithin     = 6 * time.Second // one question, its wait for a place included
+	askWithin     = 4 * time.Second // one question, its wait for a place included; a request waits for two at most
 	askParallel   = 16              // questions at once
 	askAgainAfter = 5 * time.Second // after a source could not be asked
 	maxRemembered = 4096
