@@ -184,7 +184,7 @@ func (p *Puller) pullAll(ctx context.Context, pl *pull) error {
 	if err := p.store.markReady(pl.m.Digest); err != nil {
 		return err
 	}
-	p.store.dropSuperseded(pl.m)
+	p.store.dropSuperseded(pl.m.Ref)
 	return nil
 }
 

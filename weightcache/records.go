@@ -44,7 +44,12 @@ func (s *Store) recordPath(ref artifact.Ref) string {
 }
 
 func (s *Store) supersededPath(m *artifact.Manifest) string {
-	return s.path(refsDir, recordName(m.Ref)+supersededTag+m.Digest.Short()+recordSuffix)
+	return s.oldPath(m.Ref, m.Digest)
+}
+
+// oldPath is the record that keeps an artifact known which a ref meant before.
+func (s *Store) oldPath(ref artifact.Ref, digest artifact.Digest) string {
+	return s.path(refsDir, recordName(ref)+supersededTag+digest.Short()+recordSuffix)
 }
 
 // readRecords reads every record and gives those for quarantine. One of a
@@ -85,10 +90,10 @@ func (s *Store) readRecords() (bad []string, err error) {
 	}
 	for _, m := range superseded {
 		if s.artifacts[m.Digest] != nil {
-			bad = append(bad, supersededPaths[m]) // the ref did not move on after all
+			bad = append(bad, supersededPaths[m]) // the ref did not move on after all, or another means it
 			continue
 		}
-		s.addRecordLocked(m)
+		s.addRecordLocked(m).old[m.Ref] = true
 	}
 	return bad, nil
 }
@@ -110,7 +115,7 @@ func (s *Store) readRecord(path string) (*artifact.Manifest, error) {
 func (s *Store) addRecordLocked(m *artifact.Manifest) *record {
 	r := s.artifacts[m.Digest]
 	if r == nil {
-		r = &record{m: m, views: map[string]bool{}, hubRefs: map[artifact.Ref]string{}, lastUsed: s.now()}
+		r = &record{m: m, views: map[string]bool{}, hubRefs: map[artifact.Ref]string{}, old: map[artifact.Ref]bool{}, lastUsed: s.now()}
 		s.artifacts[m.Digest] = r
 	}
 	return r
@@ -201,6 +206,11 @@ func (s *Store) pinRecord(m *artifact.Manifest) error {
 		if err != nil && !isExist(err) && !notExist(err) {
 			return fmt.Errorf("pin %s: %w", m.Ref, err)
 		}
+		s.mu.Lock()
+		if r := s.artifacts[old.Digest]; r != nil {
+			r.m, r.old[m.Ref] = old, true
+		}
+		s.mu.Unlock()
 		if err := s.fs.SyncDir(s.path(refsDir)); err != nil {
 			return fmt.Errorf("pin %s: %w", m.Ref, err)
 		}

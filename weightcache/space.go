@@ -229,7 +229,8 @@ func (s *Store) planLocked(need int64) ([]artifact.Digest, bool) {
 				c.files = append(c.files, f.SHA256)
 			}
 		}
-		if r.leases == 0 && r.busy == 0 && !r.evicting && !kept[digest] && len(c.files) > 0 {
+		held := r.leases > 0 || r.busy > 0 || kept[digest] || !current[digest] && s.keptLocked(digest)
+		if !held && !r.evicting && len(c.files) > 0 {
 			candidates = append(candidates, c)
 		}
 	}
@@ -278,10 +279,15 @@ func (s *Store) removeRef(ref artifact.Ref) error {
 		return fmt.Errorf("remove %s: %w", ref, ErrUnknown)
 	}
 	shared := false
-	for other, om := range s.refs {
-		shared = shared || other != ref && om.Digest == m.Digest
-	}
 	r := s.artifacts[m.Digest]
+	for other, om := range s.refs {
+		if other != ref && om.Digest == m.Digest {
+			shared = true
+			if r.m.Ref == ref {
+				r.m = om // what it is known by from here on
+			}
+		}
+	}
 	if !shared && (r.leases > 0 || r.busy > 0 || r.evicting) {
 		leases, busy := r.leases, r.busy
 		s.mu.Unlock()
@@ -352,6 +358,7 @@ func (s *Store) drop(digest artifact.Digest) error {
 	for _, m := range s.refs {
 		referenced = referenced || m.Digest == digest
 	}
+	old := slices.Collect(maps.Keys(r.old))
 	r.checked = false
 	s.mu.Unlock()
 
@@ -367,7 +374,9 @@ func (s *Store) drop(digest artifact.Digest) error {
 			s.removeIfThere(s.partPath(sha)), s.removeIfThere(s.bitsPath(sha)))
 	}
 	if !referenced {
-		err = errors.Join(err, s.removeIfThere(s.supersededPath(r.m)))
+		for _, ref := range old {
+			err = errors.Join(err, s.removeIfThere(s.oldPath(ref, digest)))
+		}
 	}
 
 	s.mu.Lock()

@@ -100,6 +100,7 @@ type Store struct {
 	damage    map[artifact.Digest]int       // how often each was found damaged since Open
 	damages   int                           // the sum of damage
 	removing  map[artifact.Digest]bool      // being unlinked
+	kept      map[artifact.Digest]time.Time // until when bytes stay that no ref means
 	orphans   map[artifact.Digest]bool      // stored files of no artifact, kept while there is room
 	reserved  int64                         // bytes promised to pulls and not allocated yet
 	freed     signal                        // fires when removing or evicting shrinks
@@ -115,6 +116,9 @@ type record struct {
 	evicting bool
 	lastUsed time.Time
 	views    map[string]bool // kind of view -> published
+	// old are the refs that meant it before, each with a superseded record. m is
+	// of one of them where no ref means the artifact now.
+	old map[artifact.Ref]bool
 	// hubRefs are the refs, with their commits, that the hub view is known to
 	// hold: refs of one artifact share the view.
 	hubRefs map[artifact.Ref]string
@@ -150,7 +154,7 @@ func Open(opts Options) (*Store, error) {
 		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
 		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
-		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{}, orphans: map[artifact.Digest]bool{},
+		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, kept: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{}, orphans: map[artifact.Digest]bool{},
 		watchers: map[chan struct{}]bool{}, recording: make(chan struct{}, 1), viewPolicy: opts.MayView,
 	}
 	for _, ref := range opts.Keep {

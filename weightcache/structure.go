@@ -125,7 +125,8 @@ func (s *Store) header(f artifact.File) (h *safetensors.Header, err error) {
 	return h, nil
 }
 
-// sweepSuperseded removes what refs meant before, where they are Ready again.
+// sweepSuperseded removes what refs meant before, where they are Ready again or
+// mean nothing any more.
 func (s *Store) sweepSuperseded() {
 	s.mu.Lock()
 	current, old := map[artifact.Digest]bool{}, map[artifact.Ref]bool{}
@@ -133,25 +134,27 @@ func (s *Store) sweepSuperseded() {
 		current[m.Digest] = true
 	}
 	for digest, r := range s.artifacts {
-		if !current[digest] && r.leases == 0 && r.busy == 0 && !r.evicting {
-			old[r.m.Ref] = true
+		if !current[digest] && r.leases == 0 && r.busy == 0 && !r.evicting && !s.keptLocked(digest) {
+			for ref := range r.old {
+				old[ref] = true
+			}
 		}
 	}
-	var moved []*artifact.Manifest
+	var moved []artifact.Ref
 	for ref := range old {
-		if m := s.refs[ref]; m != nil && s.readyLocked(m.Digest) {
-			moved = append(moved, m)
+		if m := s.refs[ref]; m == nil || s.readyLocked(m.Digest) {
+			moved = append(moved, ref)
 		}
 	}
 	s.mu.Unlock()
-	for _, m := range moved {
-		s.dropSuperseded(m)
+	for _, ref := range moved {
+		s.dropSuperseded(ref)
 	}
 }
 
-// dropSuperseded removes what the ref of m meant before, where nothing holds
+// dropSuperseded removes what a ref meant before, where nothing holds
 // it. What is held goes once it no longer is, or by eviction.
-func (s *Store) dropSuperseded(m *artifact.Manifest) {
+func (s *Store) dropSuperseded(ref artifact.Ref) {
 	s.mu.Lock()
 	current := map[artifact.Digest]bool{}
 	for _, c := range s.refs {
@@ -159,7 +162,7 @@ func (s *Store) dropSuperseded(m *artifact.Manifest) {
 	}
 	var drop []artifact.Digest
 	for digest, r := range s.artifacts {
-		if !current[digest] && r.m.Ref == m.Ref && r.leases == 0 && r.busy == 0 && !r.evicting {
+		if !current[digest] && r.old[ref] && r.leases == 0 && r.busy == 0 && !r.evicting && !s.keptLocked(digest) {
 			r.evicting = true
 			drop = append(drop, digest)
 		}
