@@ -31,6 +31,9 @@ type Request struct {
 	// Pin, when set, is the only endpoint that may serve (a response id of
 	// /v1/responses maps to it).
 	Pin string
+	// Conversation is the same in every turn of a conversation, 0 where the
+	// request is none. Targets with a weight are drawn by it.
+	Conversation uint64
 	// Tie spreads equal candidates: any value that differs from request to request.
 	Tie uint64
 }

@@ -42,7 +42,8 @@ type TargetConfig struct {
 	// logical model's name. An endpoint that lists its models and lacks this one
 	// is no endpoint of the target.
 	ServedModel string `json:"servedModel,omitempty" yaml:"servedModel"`
-	// Weight is the target's share of the requests. Targets of weight 0 get one
+	// Weight is the target's share of the conversations, and of the requests
+	// that are of none. Targets of weight 0 get one
 	// only when no target with a weight can take it, in their order.
 	Weight int `json:"weight,omitempty" yaml:"weight"`
 	// Capabilities are what requests may need of it: "tools", "vision", "json".

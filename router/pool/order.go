@@ -1,15 +1,18 @@
 package pool
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/hearth-dev/hearth/router/pick"
 )
 
 // order lists the targets that may take a request, first to last: the one
-// drawn by weight, the others with a weight, those without. A target whose
-// context the prompt may exceed goes behind those where it surely fits. Where
-// a target lacks what the request needs, unmet says what the nearest one lacks.
+// drawn by weight, the others with a weight, those without. The draw is by the
+// conversation where the request is of one, so that its turns stay with one
+// target. A target whose context the prompt may exceed goes behind those where
+// it surely fits. Where a target lacks what the request needs, unmet says what
+// the nearest one lacks.
 func (m *model) order(req *pick.Request, order []int) (_ []int, unmet *UnmetNeedsError) {
 	total := 0
 	for i := range m.targets {
@@ -24,7 +27,7 @@ func (m *model) order(req *pick.Request, order []int) (_ []int, unmet *UnmetNeed
 		}
 	}
 	if total > 0 && len(order) > 1 {
-		m.drawFirst(order, draw(req.Tie, total))
+		m.drawFirst(order, draw(cmp.Or(req.Conversation, req.Tie), total))
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
 		return int(m.targets[a].doubt(req)) - int(m.targets[b].doubt(req))

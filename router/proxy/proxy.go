@@ -241,6 +241,7 @@ func Inspect(body []byte, req *pick.Request) error {
 func fill(req *pick.Request, body []byte, f *facts, w *walker) {
 	req.Model = text(body, f.model)
 	req.Keys = w.keys
+	req.Conversation = w.name
 	req.PromptBytes = w.total
 	req.PromptTokens = (w.counted + 3) / 4
 	req.MaxTokens = f.maxTokens

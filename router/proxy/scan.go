@@ -52,6 +52,7 @@ type facts struct {
 	instructions         span
 	tools                span
 	cacheSalt            span
+	adapter              span // named beside the model, as SGLang and llama.cpp take it
 	previousResponse     span
 	toolChoice           span
 	responseFormat       span
@@ -257,6 +258,8 @@ func (f *facts) member(b, key []byte, v span) error {
 		f.tools = v
 	case "cache_salt":
 		f.cacheSalt = v
+	case "lora_path", "lora":
+		f.adapter = v
 	case "previous_response_id":
 		f.previousResponse = v
 	case "tool_choice":

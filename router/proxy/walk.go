@@ -41,6 +41,8 @@ type walker struct {
 	total   int // bytes walked
 	counted int // bytes that count as prompt, for the token estimate
 	images  bool
+	user    bool        // a message of the user has been walked
+	name    uint64      // of the conversation, 0 until it has one
 	long    longStrings // of the body that is walked
 	block   [pick.BlockBytes]byte
 	digest  xxhash.Digest
@@ -49,12 +51,17 @@ type walker struct {
 // run walks the request whose facts are f and leaves its keys in w.keys.
 func (w *walker) run(b []byte, f *facts) {
 	w.keys, w.fill, w.total, w.counted, w.images = w.keys[:0], 0, 0, 0, false
-	w.long = f.long
+	w.long, w.user, w.name = f.long, false, 0
 	w.digest.ResetWithSeed(0)
 	if f.cacheSalt.present() {
 		_, _ = w.digest.Write(f.cacheSalt.of(b))
 	}
 	w.chain = w.digest.Sum64()
+	if f.adapter.present() && !f.adapter.is(b, 'n') {
+		w.digest.ResetWithSeed(w.chain)
+		_, _ = w.digest.Write(f.adapter.of(b))
+		w.chain = w.digest.Sum64()
+	}
 	if f.tools.is(b, '[') {
 		w.mark(markTools)
 		w.compact(f.tools.of(b))
@@ -201,12 +208,24 @@ func (w *walker) conversation(b []byte, list span) {
 	elements(b, list.off, func(at int) int {
 		w.mark(markMessage)
 		if b[at] == '{' {
-			return w.message(b, at)
+			end := w.message(b, at)
+			if w.user && w.name == 0 {
+				w.name = w.soFar()
+			}
+			return end
 		}
 		end := w.long.skip(b, at)
 		w.value(b[at:end])
 		return end
 	})
+}
+
+// soFar is a hash of all that has been walked. Up to the first message of the
+// user it is the same in every turn of a conversation, and seldom in two.
+func (w *walker) soFar() uint64 {
+	w.digest.ResetWithSeed(w.chain)
+	_, _ = w.digest.Write(w.block[:w.fill])
+	return w.digest.Sum64()
 }
 
 // otherMembers is how many members besides role and content are kept while a
@@ -224,6 +243,7 @@ func (w *walker) message(b []byte, at int) int {
 		switch string(key.of(b)) {
 		case "role":
 			end := w.long.skip(b, i)
+			w.user = w.user || string(b[i:end]) == `"user"`
 			if !written {
 				w.value(b[i:end])
 				roleSeen = true
