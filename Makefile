@@ -32,7 +32,13 @@ outside-fast: build outside-deps ## outside programs against the real binaries, 
 	go test -count=1 -timeout 15m -tags outside -run Fast ./test/outside/...
 outside-deps-full: ## the same and those of outside-full, some built from source; minutes, once
 	scripts/outside-deps --full
-outside-full: build outside-deps-full ## outside programs against the real binaries, under faults and in more languages
+outside-full: build outside-deps-full outside-deps-load ## outside programs against the real binaries, under faults and in more languages
 	go test -count=1 -timeout 45m -parallel 4 -tags outside -run TestFull ./test/outside/...
+outside-deps-load: ## install the load clients of outside-full, 900 MB
+	scripts/outside-deps-load
+vllm-root: ## build the real vLLM for CPU outside the tree; once, needs root and 3 GB
+	scripts/vllm-root
+test-vllm: build vllm-root ## the real vLLM through mirror, views and router
+	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 30m -tags vllm ./test/vllm/...
 
-.PHONY: help build demo demo-check demo-real test race lint generate bench bench-peers fuzz outside-deps outside-fast outside-deps-full outside-full
+.PHONY: help build demo demo-check demo-real test race lint generate bench bench-peers fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
