@@ -67,32 +67,71 @@ func (a *answer) copy(length int64) {
 	look := bodyScan{wantID: a.c.route.responses}
 	metered := a.c.route.metered && a.c.Status < 300
 	total := 0
+	// A short answer is had whole before its head leaves, so that one which
+	// breaks off can still be a status.
+	var early []byte
+	short := length > 0 && length <= gatherBytes && a.r.Method != http.MethodHead
+	if !short {
+		a.w.WriteHeader(a.c.Status)
+	}
 	for {
 		piece, err := a.resp.Next()
 		if len(piece) > 0 {
-			a.pending = true
 			total += len(piece)
 			if metered {
 				look.feed(piece)
 			}
+			if short && (early != nil || int64(total) < length) {
+				early = append(early, piece...)
+				piece = early
+			}
+		}
+		if len(piece) > 0 && (!short || int64(total) >= length) {
+			if short {
+				a.w.WriteHeader(a.c.Status)
+			}
+			a.pending = true
 			a.arm()
 			_, werr := a.w.Write(piece)
 			a.disarm()
 			if werr != nil {
-				a.end(outcomeGone(a.r.Context()), FailureClientGone, look.usage, ttft, total/4)
+				a.end(outcomeGone(a.r.Context()), FailureClientGone, look.usage, ttft, 0)
 				return
 			}
 		}
 		if err == io.EOF { //nolint:errorlint // only a bare EOF is a clean end
 			break
 		}
+		if err != nil && short {
+			a.unbegun(err)
+			return
+		}
 		if err != nil {
-			a.broken(err, look.usage, ttft, total/4)
+			a.broken(err, look.usage, ttft, 0)
 		}
 	}
 	a.remember(look.id)
 	outcome, failure := verdict(a.c.Status, false)
 	a.end(outcome, failure, look.usage, ttft, total/4)
+}
+
+// unbegun ends an answer of which the client has nothing yet.
+func (a *answer) unbegun(err error) {
+	header := a.w.Header()
+	for name := range header {
+		if name != "X-Request-Id" {
+			delete(header, name)
+		}
+	}
+	failure := classify(a.r.Context(), err)
+	a.res.Done(Outcome{Failure: failure})
+	if failure == FailureClientGone {
+		a.p.abandoned(a.w, a.r, a.c)
+		return
+	}
+	a.p.options.Log.LogAttrs(a.r.Context(), slogWarn, "answer broke off",
+		requestAttr(a.c.ID), endpointAttr(a.c.EndpointID), errorAttr(err))
+	a.p.unanswered(a.w, a.r, a.c, failure)
 }
 
 // verdict says what a whole answer means for the record and for the endpoint.
@@ -128,10 +167,14 @@ func (a *answer) stream() {
 				a.res.FirstByte()
 			}
 		}
-		last := err == io.EOF && (a.resp.Delimited() || a.scan.done) //nolint:errorlint // only a bare EOF is a clean end
-		if last {
-			a.through(head, body, a.scan.finish())
-		} else {
+		last := false
+		if err == io.EOF { //nolint:errorlint // only a bare EOF is a clean end
+			var tail []byte
+			if tail, last = a.ending(); last {
+				a.through(head, body, tail)
+			}
+		}
+		if !last {
 			a.gather(head, body)
 		}
 		lost := a.lost
@@ -154,6 +197,24 @@ func (a *answer) stream() {
 	a.remember(a.scan.id)
 	outcome, failure := verdict(a.c.Status, a.scan.failed)
 	a.end(outcome, failure, a.scan.usage, ttft, a.scan.content)
+}
+
+// ending looks at a stream that the engine ended: the line that had no end of
+// its own, and whether all is there. An engine's framing alone is no proof: one
+// that fails within may end its answer as if it were complete, so the events
+// must say that they end. Streams of other routes, and lines that are not
+// read, have no such word.
+func (a *answer) ending() (tail []byte, whole bool) {
+	content, midEvent := a.scan.content, a.scan.midEvent
+	tail = a.scan.finish()
+	whole = a.resp.Delimited() || a.scan.done
+	if (a.c.route.stream || a.c.route.responses) && a.c.Status < 300 && !a.scan.unread {
+		whole = whole && a.scan.ended()
+	}
+	if !whole { // the client does not get the tail
+		a.scan.content, a.scan.midEvent = content, midEvent
+	}
+	return tail, whole
 }
 
 // gatherBytes is how much is gathered before it is written all the same.

@@ -259,7 +259,6 @@ func (p *Proxy) relay(w http.ResponseWriter, r *http.Request, c *call, res Reser
 		a.stream()
 		return
 	}
-	w.WriteHeader(resp.Status)
 	a.copy(resp.Length)
 }
 

@@ -90,6 +90,10 @@ func TestWhateverAnEngineDoesTheClientIsNotMisledAndNothingIsHeld(t *testing.T) 
 	good := want{200, full, "ok", true, 1}
 	once := want{200, full, "ok", false, 1}
 	stream := want{200, events, "ok", true, 1}
+	unended := want{body: broken, outcome: "engine_lost", reused: true, asked: 1}
+	const chunked = "Transfer-Encoding: chunked\r\n\r\n"
+	finish := "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"
+	last := strings.Replace(event("b"), `"finish_reason":null`, `"finish_reason" : "length"`, 1)
 	for name, c := range map[string]struct {
 		script *script
 		body   string
@@ -102,9 +106,9 @@ func TestWhateverAnEngineDoesTheClientIsNotMisledAndNothingIsHeld(t *testing.T) 
 		"FIN in the status line":      {&script{bytes: "HTTP/1.1 20", end: "fin"}, chat, lost},
 		"RST in the status line":      {&script{bytes: "HTTP/1.1 20", end: "rst"}, chat, want{502, lostCode, "engine_lost", false, 0}},
 		"FIN in the head":             {&script{bytes: okHead + "X: y", end: "fin"}, chat, lost},
-		"FIN before the body":         {&script{bytes: okHead + length, end: "fin"}, chat, cut},
-		"FIN in the body":             {&script{bytes: okHead + length + full[:9], end: "fin"}, chat, cut},
-		"RST in the body":             {&script{bytes: okHead + length + full[:9], end: "rst"}, chat, want{body: broken, outcome: "engine_lost"}},
+		"FIN before the body":         {&script{bytes: okHead + length, end: "fin"}, chat, lost},
+		"FIN in the body":             {&script{bytes: okHead + length + full[:9], end: "fin"}, chat, lost},
+		"RST in the body":             {&script{bytes: okHead + length + full[:9], end: "rst"}, chat, want{502, lostCode, "engine_lost", false, 0}},
 		"FIN in a chunk":              {&script{bytes: okHead + "Transfer-Encoding: chunked\r\n\r\n50\r\n" + full[:9], end: "fin"}, chat, cut},
 		"FIN before the last chunk":   {&script{bytes: okHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk(full), end: "fin"}, chat, cut},
 		"FIN in the last chunk":       {&script{bytes: okHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk(full) + "0\r\n", end: "fin"}, chat, cut},
@@ -166,8 +170,13 @@ func TestWhateverAnEngineDoesTheClientIsNotMisledAndNothingIsHeld(t *testing.T) 
 		"events that are no JSON":   {&script{bytes: streamHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk("data: {\"usage\":{\n\ndata: \"\\\n\ndata\n\n\n\n"+events) + "0\r\n\r\n"}, chatStream, want{200, "data: {\"usage\":{\n\ndata: \"\\\n\ndata\n\n\n\n" + events, "ok", true, 1}},
 		"no line end at the end":    {&script{bytes: streamHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk(event("a")+"data: [DONE]") + "0\r\n\r\n"}, chatStream, want{200, event("a") + "data: [DONE]", "ok", true, 1}},
 		"bytes behind [DONE]":       {&script{bytes: streamHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk(events+event("c")) + "0\r\n\r\n"}, chatStream, want{200, events + event("c"), "ok", true, 1}},
-		"an empty stream":           {&script{bytes: streamHead + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"}, chatStream, want{200, "", "ok", true, 1}},
+		"an empty stream":           {&script{bytes: streamHead + chunked + "0\r\n\r\n"}, chatStream, unended},
 		"a stream without [DONE]":   {&script{bytes: streamHead + "\r\n" + event("a"), end: "fin"}, chatStream, cut},
+		"chunks without [DONE]":     {&script{bytes: streamHead + chunked + inChunk(event("a")) + "0\r\n\r\n"}, chatStream, unended},
+		"half a line at the end":    {&script{bytes: streamHead + chunked + inChunk(event("a")+`data: {"choices":[{"delta":{"content":"b`) + "0\r\n\r\n"}, chatStream, unended},
+		"no [DONE], but a reason":   {&script{bytes: streamHead + chunked + inChunk(event("a")+finish) + "0\r\n\r\n"}, chatStream, want{200, event("a") + finish, "ok", true, 1}},
+		"a second choice cut off":   {&script{bytes: streamHead + chunked + inChunk(finish+event("a")) + "0\r\n\r\n"}, chatStream, unended},
+		"text and reason in one":    {&script{bytes: streamHead + chunked + inChunk(event("a")+last) + "0\r\n\r\n"}, chatStream, want{200, event("a") + last, "ok", true, 1}},
 		"a stream of another type":  {&script{bytes: okHead + length + full}, chatStream, good},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {

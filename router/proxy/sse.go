@@ -16,15 +16,17 @@ type sseScanner struct {
 	cutUsage   bool // cut usage members from other chunks: the router asked for them
 	wantID     bool // note the id of a stored response
 
-	usage   usage
-	content int    // data lines that carried content
-	done    bool   // [DONE], or a closing event of the responses API
-	failed  bool   // the engine sent an error event
-	events  bool   // a data line was seen
-	id      string // first response id
+	usage    usage
+	content  int    // data lines that carried content
+	done     bool   // [DONE], or a closing event of the responses API
+	finished bool   // the last event with choices said why it finished
+	failed   bool   // the engine sent an error event
+	events   bool   // a data line was seen
+	id       string // first response id
 
 	carry, held []byte // the line being held back; the one last given out
 	through     bool   // within a line too long to hold
+	unread      bool   // there was such a line
 	dropBlank   bool   // the event's only line was dropped: drop its blank line
 	lines       int    // lines of the current event the client got
 	midEvent    bool   // the last line the client got was not blank
@@ -53,7 +55,7 @@ func (s *sseScanner) feed(p []byte) (head, body []byte) {
 		if at < 0 {
 			if !s.holdable(len(s.carry), p) {
 				s.carry, s.held = s.held[:0], s.carry
-				s.through = true
+				s.through, s.unread = true, true
 				return s.held, p
 			}
 			s.carry = append(s.carry, p...)
@@ -77,7 +79,7 @@ func (s *sseScanner) feed(p []byte) (head, body []byte) {
 				s.carry = append(s.carry[:0], rest...)
 				break
 			}
-			s.through = true
+			s.through, s.unread = true, true
 			out += copy(p[out:], rest)
 			break
 		}
@@ -172,6 +174,7 @@ func (s *sseScanner) data(d []byte) (drop bool, cut span) {
 		end := skipString(d, n-1)
 		if end > 0 && !bytes.Contains(d[end:], usageName) {
 			s.content++
+			s.finished = finishes(d[end:])
 			return false, span{}
 		}
 	}
@@ -187,6 +190,7 @@ func (s *sseScanner) data(d []byte) (drop bool, cut span) {
 // cannot imitate one since its quotes are escaped.
 func (s *sseScanner) chunk(d []byte) (drop bool, cut span) {
 	emptyChoices, content, sawUsage := false, false, false
+	choices, finish, closing := false, false, false
 	first := true
 	for i := 0; i < len(d); {
 		at := bytes.IndexByte(d[i:], '"')
@@ -219,7 +223,10 @@ func (s *sseScanner) chunk(d []byte) (drop bool, cut span) {
 			if d[v] == '[' {
 				inner := skipSpace(d, v+1)
 				emptyChoices = inner < len(d) && d[inner] == ']'
+				choices = true
 			}
+		case "finish_reason":
+			finish = finish || d[v] == '"'
 		case "usage":
 			stop := skipValue(d, v, 0)
 			if stop < 0 {
@@ -239,7 +246,9 @@ func (s *sseScanner) chunk(d []byte) (drop bool, cut span) {
 			}
 		case "type":
 			if stop := skipString(d, v); d[v] == '"' && stop > 0 {
-				switch string(d[v:stop]) {
+				kind := d[v:stop]
+				closing = bytes.HasPrefix(kind, responseName) && !bytes.HasSuffix(kind, deltaName)
+				switch string(kind) {
 				case `"response.completed"`, `"response.incomplete"`:
 					s.done = true
 				case `"response.failed"`, `"error"`:
@@ -264,14 +273,43 @@ func (s *sseScanner) chunk(d []byte) (drop bool, cut span) {
 			}
 		}
 	}
-	if content {
+	switch {
+	case closing:
+		s.known = 0 // tells again what deltas told
+	case content:
 		s.content++
+	}
+	if choices && !emptyChoices {
+		s.finished = finish
 	}
 	if sawUsage && emptyChoices {
 		return s.stripUsage, span{} // the usage chunk: ours to drop, or the client's whole
 	}
 	return false, cut
 }
+
+var (
+	responseName = []byte(`"response.`)
+	deltaName    = []byte(`.delta"`)
+	finishName   = []byte(`"finish_reason"`)
+)
+
+// finishes says whether what follows a chunk's content tells why it finished.
+func finishes(d []byte) bool {
+	at := bytes.Index(d, finishName)
+	if at < 0 {
+		return false
+	}
+	at = skipSpace(d, at+len(finishName))
+	if at >= len(d) || d[at] != ':' {
+		return false
+	}
+	at = skipSpace(d, at+1)
+	return at < len(d) && d[at] == '"'
+}
+
+// ended says whether the stream told its end: what ends without, breaks off.
+func (s *sseScanner) ended() bool { return s.done || s.failed || s.finished }
 
 // memberSpan is the member from name to end with the one comma that goes with it.
 func memberSpan(d []byte, name, end int) span {

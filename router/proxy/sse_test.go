@@ -139,3 +139,23 @@ func FuzzSSE(f *testing.F) {
 		}
 	})
 }
+
+func TestWhatTheEndOfAResponseTellsAgainIsNotCounted(t *testing.T) {
+	t.Parallel()
+	var s sseScanner
+	for _, event := range []string{
+		`{"type":"response.created","response":{"status":"in_progress"}}`,
+		`{"content_index":0,"delta":"a ","type":"response.output_text.delta"}`,
+		`{"content_index":0,"delta":"b ","type":"response.output_text.delta"}`,
+		`{"delta":"c","type":"response.reasoning_text.delta"}`,
+		`{"content_index":0,"text":"a b ","type":"response.output_text.done"}`,
+		`{"type":"response.content_part.done","part":{"text":"a b "}}`,
+		`{"item":{"content":[{"text":"a b "}]},"type":"response.output_item.done"}`,
+		`{"type":"response.completed","response":{"output":[{"content":[{"text":"a b "}]}]}}`,
+	} {
+		s.feed([]byte("event: x\ndata: " + event + "\n\n"))
+	}
+	if s.content != 3 || !s.ended() {
+		t.Errorf("%d events with content, ended %t; want 3 and true", s.content, s.ended())
+	}
+}
