@@ -102,13 +102,16 @@ func (a *answer) copy(length int64) {
 		if err == io.EOF { //nolint:errorlint // only a bare EOF is a clean end
 			break
 		}
-		if err != nil && short {
+		if err != nil && short && int64(total) < length {
 			a.unbegun(err)
 			return
 		}
 		if err != nil {
 			a.broken(err, look.usage, ttft, 0)
 		}
+	}
+	if short && int64(total) < length { // a status that has no body, whatever its head says
+		a.w.WriteHeader(a.c.Status)
 	}
 	a.remember(look.id)
 	outcome, failure := verdict(a.c.Status, false)
