@@ -32,7 +32,7 @@ const (
 func final(err error) bool {
 	for _, sentinel := range []error{
 		source.ErrNotFound, source.ErrUnauthorized, source.ErrForbidden, source.ErrChanged,
-		source.ErrNoRange, source.ErrProtocol, ErrNoSpace, ErrMismatch, errWrite,
+		source.ErrProtocol, ErrNoSpace, ErrMismatch, errWrite,
 	} {
 		if errors.Is(err, sentinel) {
 			return true

@@ -110,6 +110,7 @@ func TestFaultsOfAnOriginInMidPullEndInTheRightFiles(t *testing.T) {
 		"503 with Retry-After":         {"/resolve/", hub.Fault{Status: 503, Header: soon}},
 		"dropped before an answer":     {"/cdn/", hub.Fault{Drop: true}},
 		"body cut":                     {"/cdn/", hub.Fault{CutAfter: 1000}},
+		"whole file for a range":       {"/cdn/", hub.Fault{IgnoreRange: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -82,6 +82,7 @@ type Puller struct {
 	failed    map[artifact.Digest]error
 	refFailed map[artifact.Ref]error
 	resolving map[artifact.Ref]int
+	lingering int // resolves that go on for nobody
 	verifying map[artifact.Digest]bool
 	bytes     map[artifact.Digest]*atomic.Int64
 	flights   int // goroutines of pulls, files and resolves
@@ -183,9 +184,11 @@ func (p *Puller) spawnLocked(run func()) {
 	}()
 }
 
-// Wait waits until no pull, file or resolve is in flight; callers see to it
-// that none is asked for any more. The store may be closed after it.
+// Wait ends the questions that go on for nobody and waits until no pull, file
+// or resolve is in flight; callers see to it that none is asked for any more.
+// The store may be closed after it.
 func (p *Puller) Wait(ctx context.Context) error {
+	p.abandonAll()
 	for {
 		p.mu.Lock()
 		flights := p.flights
@@ -214,7 +217,7 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 // of them waits. Errors wrap ErrNotAllowed, ErrNoSpace, ErrMismatch, ErrBroken
 // or the source's sentinels, and name file and cause; calling again resumes.
 func (p *Puller) Ensure(ctx context.Context, ref artifact.Ref, opts EnsureOptions) (*artifact.Manifest, error) {
-	m, err := p.resolve(ctx, ref, opts.Refresh)
+	m, err := p.resolve(ctx, ref, opts.Refresh, false)
 	if err != nil {
 		return nil, err
 	}
@@ -244,9 +247,10 @@ func (p *Puller) Ensure(ctx context.Context, ref artifact.Ref, opts EnsureOption
 
 // Manifest gives what the ref is pinned to, from the drive; a ref that is not
 // pinned is resolved now. A ref that no rule allows is refused with
-// ErrNotAllowed even where it is pinned.
+// ErrNotAllowed even where it is pinned. Where ctx ends first the question to
+// the source goes on for resolveLinger, and the next call may find its answer.
 func (p *Puller) Manifest(ctx context.Context, ref artifact.Ref) (*artifact.Manifest, error) {
-	return p.resolve(ctx, ref, false)
+	return p.resolve(ctx, ref, false, true)
 }
 
 // Open opens a file of a manifest. Where the file is not committed the pull of

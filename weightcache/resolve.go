@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -27,6 +28,12 @@ const (
 	maxUndigestedTotal = 1 << 30
 	// resolveTries is how often a source is asked before the caller is told.
 	resolveTries = 3
+	// resolveLinger is how long a question to a source outlives the last reader
+	// who waited for its answer. Hub clients leave after 10 s and ask again: each
+	// of their tries would begin it anew.
+	resolveLinger = 2 * time.Minute
+	// maxLingering bounds such questions; past it one ends with its last reader.
+	maxLingering = 64
 )
 
 // resolveKey: a refresh never shares an answer that may have come from before it.
@@ -38,14 +45,18 @@ type resolveKey struct {
 // resolve is the one flight that asks what a ref means.
 type resolve struct {
 	cancel context.CancelCauseFunc
-	refs   int // guarded by Puller.mu
 	done   chan struct{}
 	m      *artifact.Manifest
 	err    error
+
+	// Guarded by Puller.mu:
+	refs   int
+	linger *time.Timer // set while it goes on for nobody
 }
 
 // resolve gives the pinned manifest, or asks the sources and pins the answer.
-func (p *Puller) resolve(ctx context.Context, ref artifact.Ref, refresh bool) (*artifact.Manifest, error) {
+// With linger the question goes on for a while without its callers.
+func (p *Puller) resolve(ctx context.Context, ref artifact.Ref, refresh, linger bool) (*artifact.Manifest, error) {
 	sources, err := p.allowed(ref)
 	if err != nil {
 		return nil, err
@@ -64,16 +75,19 @@ func (p *Puller) resolve(ctx context.Context, ref artifact.Ref, refresh bool) (*
 		p.spawnLocked(func() { p.runResolve(flight, key, r, sources) })
 	}
 	r.refs++
+	p.unlingerLocked(r)
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		r.refs--
-		if r.refs == 0 {
-			if p.resolves[key] == r {
-				delete(p.resolves, key)
-			}
-			r.cancel(errAbandoned)
+		switch {
+		case r.refs > 0:
+		case linger && p.resolves[key] == r && p.lingering < maxLingering:
+			p.lingering++
+			r.linger = time.AfterFunc(resolveLinger, func() { p.abandon(key, r) })
+		default:
+			p.abandonLocked(key, r)
 		}
 	}()
 	select {
@@ -81,6 +95,44 @@ func (p *Puller) resolve(ctx context.Context, ref artifact.Ref, refresh bool) (*
 		return r.m, r.err
 	case <-ctx.Done():
 		return nil, fmt.Errorf("resolve %s: %w", ref, context.Cause(ctx))
+	}
+}
+
+// unlingerLocked stops the clock of a question that somebody waits for again, or
+// that has ended.
+func (p *Puller) unlingerLocked(r *resolve) {
+	if r.linger != nil {
+		r.linger.Stop()
+		r.linger = nil
+		p.lingering--
+	}
+}
+
+// abandon ends a question whose answer nobody came for.
+func (p *Puller) abandon(key resolveKey, r *resolve) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.linger != nil { // else somebody came just now
+		p.abandonLocked(key, r)
+	}
+}
+
+func (p *Puller) abandonLocked(key resolveKey, r *resolve) {
+	p.unlingerLocked(r)
+	if p.resolves[key] == r {
+		delete(p.resolves, key)
+	}
+	r.cancel(errAbandoned)
+}
+
+// abandonAll ends every question that goes on for nobody.
+func (p *Puller) abandonAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key, r := range p.resolves {
+		if r.linger != nil {
+			p.abandonLocked(key, r)
+		}
 	}
 }
 
@@ -106,6 +158,7 @@ func (p *Puller) runResolve(ctx context.Context, key resolveKey, r *resolve, sou
 	}
 	r.m, r.err = m, err
 	p.mu.Lock()
+	p.unlingerLocked(r)
 	if p.resolves[key] == r {
 		delete(p.resolves, key)
 	}
@@ -124,6 +177,7 @@ func (p *Puller) runResolve(ctx context.Context, key resolveKey, r *resolve, sou
 		p.refFailed[key.ref] = err
 	}
 	p.mu.Unlock()
+	r.cancel(nil)
 	close(r.done)
 	p.store.notify()
 }

@@ -36,7 +36,7 @@ var (
 	ErrThrottled    = errors.New("throttled")        // 429: retried after RetryAfter
 	ErrUnavailable  = errors.New("unavailable")      // 5xx, dial, reset, stall: retried
 	ErrChanged      = errors.New("changed in place") // validator or size differs: resolve anew
-	ErrNoRange      = errors.New("range ignored")    // 200 for a Range not at 0: final for this source
+	ErrNoRange      = errors.New("range ignored")    // 200 for a Range not at 0: one edge of many may do so; asking again may help
 	ErrProtocol     = errors.New("bad answer")       // malformed or hostile answer: final
 )
 
