@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -21,6 +22,7 @@ type library struct {
 var (
 	_ hubmirror.Library   = library{}
 	_ hubmirror.RefLister = library{}
+	_ hubmirror.Holder    = library{}
 )
 
 // Manifest implements hubmirror.Library.
@@ -48,6 +50,14 @@ func (l library) Refs(_ context.Context, repo string) (map[string]string, error)
 	}
 	return refs, nil
 }
+
+// Held implements hubmirror.Holder.
+func (l library) Held(repo, commit string) (*artifact.Manifest, bool) {
+	return l.puller.Held(repo, commit)
+}
+
+// Keep implements hubmirror.Holder.
+func (l library) Keep(m *artifact.Manifest, until time.Time) { l.store.Keep(m.Digest, until) }
 
 // content is a Reader whose mismatch the mirror knows.
 type content struct{ *weightcache.Reader }

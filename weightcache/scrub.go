@@ -75,15 +75,28 @@ func (p *Puller) Run(ctx context.Context) error {
 	return nil
 }
 
-// sweepLoop drops superseded artifacts when their last lease or pull ends.
+// sweepLoop drops superseded artifacts when their last lease or pull ends, or
+// the time for which one was kept.
 func (p *Puller) sweepLoop(ctx context.Context) {
 	changed, unsubscribe := p.store.Subscribe()
 	defer unsubscribe()
 	for {
 		p.store.sweepSuperseded()
+		var over <-chan time.Time
+		var timer *time.Timer
+		if at, found := p.store.nextKept(); found {
+			timer = time.NewTimer(max(at.Sub(p.store.now()), time.Millisecond))
+			over = timer.C
+		}
 		select {
 		case <-changed:
+		case <-over:
 		case <-ctx.Done():
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+		if ctx.Err() != nil {
 			return
 		}
 	}

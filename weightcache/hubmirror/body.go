@@ -15,7 +15,7 @@ import (
 
 // serveFile answers HEAD and GET of resolve and raw. HEAD is answered from the
 // manifest alone.
-func (m *Mirror) serveFile(w http.ResponseWriter, r *http.Request, rt route, mf *artifact.Manifest) {
+func (m *Mirror) serveFile(w http.ResponseWriter, r *http.Request, rt route, mf *artifact.Manifest, touch func()) {
 	f, found := mf.File(rt.path)
 	if !found {
 		m.refuse(w, r, refusal{http.StatusNotFound, codeEntry, "the revision has no such file", mf.Commit})
@@ -81,7 +81,7 @@ func (m *Mirror) serveFile(w http.ResponseWriter, r *http.Request, rt route, mf 
 	defer func() { _ = content.Close() }()
 	h.Set("Content-Length", strconv.FormatInt(part.n, 10))
 	w.WriteHeader(part.status)
-	if err := m.stream(r.Context(), w, content, part, func() {}); err != nil {
+	if err := m.stream(r.Context(), w, content, part, touch); err != nil {
 		m.breakOff(r, mf, f, err)
 	}
 }

@@ -115,6 +115,8 @@ type Mirror struct {
 	stats   counters
 	auth    *auth
 
+	sessions sessions
+
 	mu      sync.Mutex
 	commits map[commitKey]artifact.Ref // the ref whose manifest had the commit
 	suspect map[artifact.Digest]time.Time
@@ -192,6 +194,7 @@ func (m *Mirror) serveRepo(w http.ResponseWriter, r *http.Request, rt route) {
 	if !ok {
 		return
 	}
+	manifest, touch := m.steady(r, rt, manifest)
 	switch rt.kind {
 	case routeInfo:
 		m.serveInfo(w, r, rt, manifest)
@@ -206,20 +209,31 @@ func (m *Mirror) serveRepo(w http.ResponseWriter, r *http.Request, rt route) {
 	case routeAuth:
 		m.writeJSON(w, r, manifest.Commit, map[string]any{})
 	case routeRaw, routeResolve:
-		m.serveFile(w, r, rt, manifest)
+		m.serveFile(w, r, rt, manifest, touch)
 	}
+}
+
+// revisionOf is the name under which a revision is looked up.
+func revisionOf(rev string) string {
+	if rev == "HEAD" {
+		return artifact.DefaultRevision
+	}
+	return rev
 }
 
 // manifest resolves a revision. Commits that a branch led to are found by way
 // of that branch, so that one allowed ref is enough for the whole of a client's
 // session and never asks the source again.
 func (m *Mirror) manifest(ctx context.Context, repo, rev string) (*artifact.Manifest, error) {
-	if rev == "HEAD" {
-		rev = artifact.DefaultRevision
-	}
+	rev = revisionOf(rev)
 	ref, err := artifact.ParseRef(artifact.Ref{Scheme: artifact.SchemeHub, Name: repo, Revision: rev}.String())
 	if err != nil || ref.Name != repo || ref.Revision != rev {
 		return nil, errBadRef
+	}
+	if holder, ok := m.opts.Library.(Holder); ok && len(rev) == 40 && artifact.ValidCommit(rev) == nil {
+		if held, found := holder.Held(repo, rev); found {
+			return held, nil
+		}
 	}
 	m.mu.Lock()
 	by, known := m.commits[commitKey{repo, rev}]

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/hearth-dev/hearth/test/sim/hub"
 	"github.com/hearth-dev/hearth/units"
@@ -48,6 +49,10 @@ func (l library) Refs(_ context.Context, repo string) (map[string]string, error)
 	}
 	return out, nil
 }
+
+func (l library) Held(repo, commit string) (*artifact.Manifest, bool) { return l.p.Held(repo, commit) }
+
+func (l library) Keep(m *artifact.Manifest, until time.Time) { l.p.Keep(m.Digest, until) }
 
 type content struct{ *weightcache.Reader }
 
