@@ -96,11 +96,20 @@ func (p *Puller) leave(pl *pull) {
 	pl.cancel(errAbandoned)
 }
 
-// stop ends the pull of an artifact, if there is one, for all its callers.
+// stop ends the pull of an artifact, if there is one, for all its callers. While
+// readers wait for it the error wraps ErrLeased and nothing is changed.
 func (p *Puller) stop(ctx context.Context, digest artifact.Digest) error {
 	p.mu.Lock()
 	pl := p.pulls[digest]
 	if pl != nil {
+		readers := 0
+		for _, of := range pl.wants {
+			readers += len(of)
+		}
+		if readers > 0 {
+			p.mu.Unlock()
+			return fmt.Errorf("%w: %d readers wait for bytes of artifact %s", ErrLeased, readers, digest.Short())
+		}
 		delete(p.pulls, digest)
 		pl.cancel(errRemoved)
 	}

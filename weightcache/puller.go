@@ -72,6 +72,7 @@ type Puller struct {
 	repairs  chan struct{} // capacity 1: a file was found damaged
 
 	throttles throttles // pauses that sources asked for
+	refusals  refusals  // what sources said no to
 
 	mu        sync.Mutex
 	wake      signal // fires when a stream or reader may go on
@@ -247,10 +248,20 @@ func (p *Puller) Ensure(ctx context.Context, ref artifact.Ref, opts EnsureOption
 
 // Manifest gives what the ref is pinned to, from the drive; a ref that is not
 // pinned is resolved now. A ref that no rule allows is refused with
-// ErrNotAllowed even where it is pinned. Where ctx ends first the question to
+// ErrNotAllowed even where it is pinned. A source's definite no is remembered for
+// 30 s; Ensure asks nevertheless. Where ctx ends first the question to
 // the source goes on for resolveLinger, and the next call may find its answer.
 func (p *Puller) Manifest(ctx context.Context, ref artifact.Ref) (*artifact.Manifest, error) {
-	return p.resolve(ctx, ref, false, true)
+	if _, found := p.store.pinned(ref); !found {
+		if err := p.refusals.find(ref, p.now()); err != nil {
+			return nil, err
+		}
+	}
+	m, err := p.resolve(ctx, ref, false, true)
+	if ctx.Err() == nil {
+		p.refusals.note(ref, err, p.now())
+	}
+	return m, err
 }
 
 // Open opens a file of a manifest. Where the file is not committed the pull of
@@ -280,7 +291,9 @@ func (p *Puller) Open(ctx context.Context, m *artifact.Manifest, path string) (*
 }
 
 // Remove drops a ref and the bytes that no other artifact uses. A pull of it
-// is given up. Errors wrap ErrUnknown or ErrLeased.
+// is given up, but not while readers wait for its bytes: they would be broken
+// off, come back, and begin it anew. Who reads committed files reads on. Errors
+// wrap ErrUnknown or ErrLeased.
 func (p *Puller) Remove(ctx context.Context, ref artifact.Ref) error {
 	m, found := p.store.pinned(ref)
 	if !found {
