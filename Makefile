@@ -40,5 +40,11 @@ vllm-root: ## build the real vLLM for CPU outside the tree; once, needs root and
 	scripts/vllm-root
 test-vllm: build vllm-root ## the real vLLM through mirror, views and router
 	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 30m -tags vllm ./test/vllm/...
+torture: build ## kill the real agent ROUNDS times (default 100) amid work and origin faults
+	go run ./test/torture -rounds $(or $(ROUNDS),100) -seed $(or $(SEED),0)
+test-root: build ## the real agent on full, read-only and vanishing file systems; needs root
+	HEARTH_AGENT=$(CURDIR)/bin/hearth-agent go test -count=1 -timeout 10m -tags root ./test/torture/drives/
+soak: build ## load routers for SOAK (default 10m) while all sorts of things fail; SEED repeats a run
+	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 0 -tags soak -run TestTheBooks -v ./test/soak
 
-.PHONY: help build demo demo-check demo-real test race lint generate bench bench-peers fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
+.PHONY: soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm

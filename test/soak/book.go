@@ -16,6 +16,10 @@ import (
 // Book keeps what the clients saw. The zero value is empty. It is safe for
 // concurrent use.
 type Book struct {
+	// Drains says for each router from when on it may cut what it has begun; one
+	// without an entry never may.
+	Drains map[string]time.Time
+
 	mu     sync.Mutex
 	sights []Sight
 	count  map[string]int

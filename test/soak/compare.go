@@ -2,6 +2,7 @@ package soak
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/hearth-dev/hearth/test/sim/engine"
 )
@@ -59,7 +60,12 @@ func (b *Book) Compare(records []Record, works Works) Complaints {
 		}
 	}
 	for i := range b.sights {
-		compareSight(&c, &b.sights[i], byRequest[b.sights[i].ID], faults)
+		s := &b.sights[i]
+		r := byRequest[s.ID]
+		compareSight(&c, s, r, faults)
+		if limit, may := b.Drains[s.Front]; r != nil && r.Outcome == outcomeCut && (!may || s.Ended.Before(limit.Add(-time.Second))) {
+			c.add("request %s at %s was cut at %s, before the drain time was over (%s): %+v", s.ID, s.Front, s.Ended, limit, *r)
+		}
 	}
 	return c
 }

@@ -157,20 +157,6 @@ func awaitNone(t *testing.T, living func() int) {
 	t.Errorf("%d goroutines of %s live on:\n%s", living(), t.Name(), stacks.String())
 }
 
-// until polls for a state that nothing signals.
-func until(ctx context.Context, every time.Duration, ok func() bool) error {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
-}
-
 // report fails the test with what disagrees.
 func report(t *testing.T, c Complaints) {
 	t.Helper()
