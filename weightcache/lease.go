@@ -53,11 +53,19 @@ func (s *Store) AcquireFor(digest artifact.Digest, holder string) (*Lease, error
 	}}, nil
 }
 
+// turnLocked makes an artifact the one used last.
+func (s *Store) turnLocked(r *record) {
+	s.turn++
+	r.turn = s.turn
+}
+
 // useLocked notes a use and says whether the drive should know.
 func (s *Store) useLocked(r *record) bool {
 	now := s.now()
-	stale := now.Sub(r.lastUsed) > touchEvery
+	since := now.Sub(r.lastUsed)
+	stale := since > touchEvery || since < 0 // the clock was set back
 	r.lastUsed = now
+	s.turnLocked(r)
 	return stale && r.checked
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -118,6 +119,9 @@ func (s *Store) addRecordLocked(m *artifact.Manifest) *record {
 		r = &record{m: m, views: map[string]bool{}, hubRefs: map[artifact.Ref]string{}, old: map[artifact.Ref]bool{}, lastUsed: s.now()}
 		s.artifacts[m.Digest] = r
 	}
+	if r.turn == 0 {
+		s.turnLocked(r)
+	}
 	return r
 }
 
@@ -139,9 +143,13 @@ func (s *Store) loadReady() error {
 			continue
 		}
 		r.checked = true
-		if info, err := s.fs.Stat(path); err == nil {
-			r.lastUsed = info.ModTime()
+		if info, err := s.fs.Stat(path); err == nil && info.ModTime().Before(r.lastUsed) {
+			r.lastUsed = info.ModTime() // never later than now, whatever the clock was
 		}
+	}
+	order := slices.SortedFunc(maps.Values(s.artifacts), func(a, b *record) int { return a.lastUsed.Compare(b.lastUsed) })
+	for _, r := range order {
+		s.turnLocked(r)
 	}
 	return nil
 }
@@ -250,6 +258,7 @@ func (s *Store) markReady(digest artifact.Digest) error {
 	if complete {
 		r.checked = true
 		r.lastUsed = s.now()
+		s.turnLocked(r)
 	}
 	s.mu.Unlock()
 	if !complete {

@@ -168,6 +168,7 @@ func (p *Puller) scrubLoop(ctx context.Context) {
 func (s *Store) nextScrub(every time.Duration) (sha artifact.Digest, due time.Time, found bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := s.now()
 	for file := range s.checks {
 		if _, there := s.blobs[file]; !there {
 			delete(s.checks, file)
@@ -176,7 +177,11 @@ func (s *Store) nextScrub(every time.Duration) (sha artifact.Digest, due time.Ti
 	for file := range s.blobs {
 		last, seen := s.checks[file]
 		if !seen {
-			last = s.now() // it landed just now
+			last = now // it landed just now
+			s.checks[file] = last
+		}
+		if last.After(now) {
+			last = now // the clock was set back
 			s.checks[file] = last
 		}
 		at := last.Add(every)
@@ -315,7 +320,7 @@ func (p *Puller) Verify(ctx context.Context, ref artifact.Ref) (VerifyResult, er
 		if !seen {
 			good, err = p.checkFile(ctx, f.SHA256, limiter)
 			if err != nil && !errors.Is(err, ErrNotReady) {
-				return result, fmt.Errorf("verify %s: file %s: %w", ref, f.Path, err)
+				return result, fmt.Errorf("verify %s: file %s: %w", ref, f.Path, classified(err))
 			}
 			verdicts[f.SHA256] = good
 			result.Bytes += units.Bytes(f.Size)

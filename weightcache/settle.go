@@ -17,7 +17,7 @@ type settling struct {
 	durable.FS
 	mu     sync.Mutex
 	owed   map[string]bool
-	litter map[string]bool // trees that could not be removed whole
+	litter map[string]bool // what could not be removed, or not whole
 }
 
 func newSettling(fsys durable.FS) *settling {
@@ -32,6 +32,18 @@ func (f *settling) RemoveAll(path string) error {
 	if err == nil {
 		delete(f.litter, path)
 	} else {
+		f.litter[path] = true
+	}
+	return err
+}
+
+// Remove implements durable.FS; a temporary file that it could not remove, clean
+// tries again.
+func (f *settling) Remove(path string) error {
+	err := f.FS.Remove(path)
+	if err != nil && !notExist(err) && durable.IsTemp(filepath.Base(path)) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
 		f.litter[path] = true
 	}
 	return err

@@ -83,8 +83,8 @@ func (s *Store) Usage() (Usage, error) {
 // candidate is an artifact that eviction may take.
 type candidate struct {
 	digest     artifact.Digest
-	superseded bool // no ref means it any more
-	lastUsed   int64
+	superseded bool  // no ref means it any more
+	lastUsed   int64 // its turn among all uses, which no clock moves
 	files      []artifact.Digest
 }
 
@@ -215,7 +215,7 @@ func (s *Store) planLocked(need int64) ([]artifact.Digest, bool) {
 	users := map[artifact.Digest]int{}
 	var candidates []candidate
 	for digest, r := range s.artifacts {
-		c := candidate{digest: digest, superseded: !current[digest], lastUsed: r.lastUsed.UnixNano()}
+		c := candidate{digest: digest, superseded: !current[digest], lastUsed: r.turn}
 		seen := map[artifact.Digest]bool{}
 		for _, f := range r.m.Files {
 			size, present := s.blobs[f.SHA256]
@@ -310,17 +310,17 @@ func (s *Store) removeRef(ref artifact.Ref) error {
 		r.evicting = false
 		s.freed.fire()
 		s.mu.Unlock()
-		return fmt.Errorf("remove %s: %w", ref, err)
+		return fmt.Errorf("remove %s: %w", ref, classified(err))
 	}
 	s.notify()
 	if shared {
 		if err := s.reviewViews(); err != nil {
-			return fmt.Errorf("remove %s: %w", ref, err)
+			return fmt.Errorf("remove %s: %w", ref, classified(err))
 		}
 		return nil
 	}
 	if err := s.drop(m.Digest); err != nil {
-		return fmt.Errorf("remove %s: %w", ref, err)
+		return fmt.Errorf("remove %s: %w", ref, classified(err))
 	}
 	return nil
 }

@@ -102,6 +102,7 @@ type Store struct {
 	removing  map[artifact.Digest]bool      // being unlinked
 	kept      map[artifact.Digest]time.Time // until when bytes stay that no ref means
 	orphans   map[artifact.Digest]bool      // stored files of no artifact, kept while there is room
+	turn      int64                         // counts uses
 	reserved  int64                         // bytes promised to pulls and not allocated yet
 	freed     signal                        // fires when removing or evicting shrinks
 	watchers  map[chan struct{}]bool
@@ -115,6 +116,7 @@ type record struct {
 	busy     int // pulls under way
 	evicting bool
 	lastUsed time.Time
+	turn     int64           // of its last use; eviction goes by it
 	views    map[string]bool // kind of view -> published
 	// old are the refs that meant it before, each with a superseded record. m is
 	// of one of them where no ref means the artifact now.

@@ -50,7 +50,7 @@ func (s *Store) FlatView(digest artifact.Digest) (string, error) {
 		})
 	})
 	if err != nil {
-		return "", fmt.Errorf("publish flat view of %s: %w", digest.Short(), err)
+		return "", fmt.Errorf("publish flat view of %s: %w", digest.Short(), classified(err))
 	}
 	return dir, nil
 }
@@ -118,7 +118,7 @@ func (s *Store) HubView(m *artifact.Manifest) (string, error) {
 		return s.publish(filepath.Join(root, repo), func(dir string) error { return s.fillRepo(dir, m, present) })
 	})
 	if err != nil {
-		return "", fmt.Errorf("publish hub view of %s: %w", m.Ref, err)
+		return "", fmt.Errorf("publish hub view of %s: %w", m.Ref, classified(err))
 	}
 	return root, nil
 }
