@@ -24,17 +24,17 @@ func (u *usage) readUsage(b []byte) {
 	eachMember(b, span{0, end}, func(key []byte, v span) {
 		switch string(key) {
 		case "prompt_tokens", "input_tokens":
-			got.prompt, got.known = count(v.of(b)), true
+			got.prompt, got.known = count(v.of(b)), got.known || isNumber(b, v)
 		case "completion_tokens", "output_tokens":
-			got.completion, got.known = count(v.of(b)), true
+			got.completion, got.known = count(v.of(b)), got.known || isNumber(b, v)
 		case "total_tokens":
-			got.known = true
+			got.known = got.known || isNumber(b, v)
 		case "prompt_tokens_details", "input_tokens_details":
 			if !v.is(b, '{') {
 				return
 			}
 			eachMember(b, v, func(key []byte, v span) {
-				if string(key) == "cached_tokens" && b[v.off] != 'n' {
+				if string(key) == "cached_tokens" && isNumber(b, v) {
 					got.cached, got.cachedKnown = count(v.of(b)), true
 				}
 			})
@@ -44,6 +44,10 @@ func (u *usage) readUsage(b []byte) {
 		*u = got
 	}
 }
+
+// isNumber says whether a count is one: null, a text or a list is none, and
+// an engine that gives those has not said what it used.
+func isNumber(b []byte, v span) bool { return b[v.off] >= '0' && b[v.off] <= '9' }
 
 const (
 	usageObjectMax = 2 << 10 // longest usage object that is read, in bytes

@@ -1,0 +1,116 @@
+package proxy
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+func TestAnAnswerThatComesBeforeTheBodyIsTakenIsWholeAndItsConnectionIsNotUsedAgain(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []string{
+		okHead + "Content-Length: 2\r\n\r\n{}", okHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk("{}") + "0\r\n\r\n",
+		"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}", "HTTP/1.1 100 Continue\r\n\r\n" + okHead + "Content-Length: 2\r\n\r\n{}",
+	} {
+		conns := make(chan int, 8)
+		r := newRig(t, Options{})
+		r.targets = []Target{{EndpointID: "e", Pool: "p", LogicalModel: "m", URL: rawEngine(t, func(n int, c net.Conn, in *bufio.Reader) {
+			conns <- n
+			req, err := http.ReadRequest(in) // the head alone
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, answer)
+			_, _ = io.Copy(io.Discard, req.Body) // until the router closes
+		})}}
+		for i := range 2 {
+			resp, got := r.post(t, "/v1/completions", `{"model":"m","prompt":"`+strings.Repeat("x", 8<<20)+`"}`)
+			if got != "{}" || resp.StatusCode >= 500 {
+				t.Errorf("%.30q: got %d %q", answer, resp.StatusCode, got)
+			}
+			if n := receive(t, conns, "a connection"); n != i+1 {
+				t.Errorf("%.30q: connection %d for request %d", answer, n, i)
+			}
+			receive(t, r.done, "the exchange's end")
+		}
+		wantRoom(t, r, 0) // the body that was still being sent is let go
+	}
+}
+
+func TestAHEADOfAPathOfTheEnginesOwnHasNoBodyAndKeepsItsConnection(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		bytes string
+		conns int32
+	}{
+		"a length":      {okHead + "Content-Length: 5\r\n\r\n", 1},
+		"chunks":        {okHead + "Transfer-Encoding: chunked\r\n\r\n", 1},
+		"neither":       {okHead + "\r\n", 1},
+		"a body anyway": {okHead + "Content-Length: 5\r\n\r\nhello", 2},
+	} {
+		s := &script{bytes: c.bytes}
+		r := newRig(t, Options{})
+		r.targets = []Target{{URL: rawEngine(t, s.serve), EndpointID: "e", Pool: "p", LogicalModel: "m"}}
+		for range 2 {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, r.url+"/v1/engine/own", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp, got := do(t, req); resp.StatusCode != 200 || got != "" {
+				t.Errorf("%s: got %d %q", name, resp.StatusCode, got)
+			}
+			receive(t, r.done, "the exchange's end")
+		}
+		if got := s.conns.Load(); got != c.conns {
+			t.Errorf("%s: %d connections", name, got)
+		}
+	}
+}
+
+func TestRequestsInAPipelineAreAnsweredInOrderAndEndWithTheConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{}, echo)
+	c := r.dial(t)
+	ask := func(n string) string { return framed("1.1", `{"model":"m","n":`+n+`}`) }
+	last := strings.Replace(ask("3"), "Host: x\r\n", "Host: x\r\nConnection: close\r\n", 1)
+	_, _ = io.WriteString(c, ask("1")+ask("2")+last+ask("4"))
+	in := bufio.NewReader(c)
+	for _, n := range []string{"1", "2", "3"} {
+		resp := answerOf(t, in)
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if want := `{"model":"served","n":` + n + `}`; err != nil || string(body) != want {
+			t.Errorf("got %q, %v, want %q", body, err, want)
+		}
+	}
+	if b, err := io.ReadAll(in); len(b) > 0 {
+		t.Errorf("behind the end came %q, %v", b, err)
+	}
+	for range 3 {
+		receive(t, r.done, "an exchange's end")
+	}
+	if len(r.done) > 0 {
+		t.Error("a request behind the end was served")
+	}
+}
+
+func TestUsageThatIsNoNumberIsNoUsage(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]usage{
+		`{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}`:      {prompt: 5, completion: 2, cached: 4, known: true, cachedKnown: true},
+		`{"prompt_tokens":5,"completion_tokens":null,"prompt_tokens_details":{"cached_tokens":"4"}}`: {prompt: 5, known: true},
+		`{"prompt_tokens":"5","completion_tokens":[2],"total_tokens":{}}`:                            {},
+		`{"prompt_tokens":-5,"completion_tokens":-2}`:                                                {},
+		`{"prompt_tokens":1e30,"completion_tokens":99999999999999999999}`:                            {known: true},
+		`{"prompt_tokens":5`: {}, `{}`: {}, `{"usage":{"prompt_tokens":5}}`: {}, `{"prompt_tokens_details":7}`: {},
+	} {
+		var got usage
+		got.readUsage([]byte(text))
+		if got != want {
+			t.Errorf("%s was read as %+v, want %+v", text, got, want)
+		}
+	}
+}
