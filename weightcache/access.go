@@ -220,7 +220,8 @@ func (s *Store) agree(told *artifact.Manifest) error {
 	for _, c := range changes {
 		next := c.m.WithAccess(told.Access)
 		data, err := next.Encode()
-		if err == nil {
+		if _, there := s.fs.Lstat(c.path); err == nil && !notExist(there) {
+			// An artifact that is being removed has no record any more.
 			err = durable.WriteFile(s.fs, c.path, data, 0o600)
 		}
 		if err != nil {
@@ -236,6 +237,38 @@ func (s *Store) agree(told *artifact.Manifest) error {
 		s.mu.Unlock()
 		s.log.Info("access of artifact changed", slog.String("artifact", c.m.Digest.String()), slog.String("ref", c.m.Ref.String()),
 			slog.String("access", string(told.Access)), slog.String("before", string(c.m.Access)))
+	}
+	return nil
+}
+
+// settleAccess makes the records of a repository agree where a crash ended a
+// change between two of them: the strictest stands until the source is asked
+// again. It is called before the store is shared.
+func (s *Store) settleAccess() error {
+	strictness := map[artifact.Access]int{artifact.AccessOpen: 1, artifact.AccessGated: 2, artifact.AccessPrivate: 3}
+	var strictest []*artifact.Manifest // one per repository of which something is known
+	consider := func(m *artifact.Manifest) {
+		i := slices.IndexFunc(strictest, func(known *artifact.Manifest) bool { return sameRepository(known, m) })
+		switch {
+		case m.Access == artifact.AccessUnknown:
+		case i < 0:
+			strictest = append(strictest, m)
+		case strictness[m.Access] > strictness[strictest[i].Access]:
+			strictest[i] = m
+		}
+	}
+	for _, m := range s.refs {
+		consider(m)
+	}
+	for _, r := range s.artifacts {
+		consider(r.m)
+	}
+	s.recording <- struct{}{}
+	defer func() { <-s.recording }()
+	for _, m := range strictest {
+		if err := s.agree(m); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -302,3 +302,45 @@ func TestAccessIsAskedOncePerRepositoryAndAFailedAnswerChangesNothing(t *testing
 		}
 	}
 }
+
+func TestRecordsThatACrashLeftAtOddsAgreeOnTheStrictest(t *testing.T) {
+	t.Parallel()
+	src := newTellingSource(model(1, testSegment), artifact.AccessOpen)
+	r := newTellingRig(t, src)
+	old := r.ensure(t)
+	v1 := artifact.Ref{Scheme: artifact.SchemeHub, Name: "acme/tiny", Revision: "v1"}
+	other := artifact.Ref{Scheme: artifact.SchemeHub, Name: "acme/other", Revision: "main"}
+	for _, ref := range []artifact.Ref{v1, other} {
+		if _, err := r.puller.Ensure(t.Context(), ref, EnsureOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if flat, hub := publishBoth(t, r, old); flat != nil || hub != nil {
+		t.Fatal(flat, hub)
+	}
+	path := r.store.recordPath(v1)
+	r.close(t)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), `"open"`, `"gated"`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // it is on the drive as well
+		r.reopen(t, func(_ *Options, po *PullerOptions) { po.Sources[0].Source = src })
+		for _, m := range r.store.Manifests() {
+			want := artifact.AccessGated
+			if m.Ref == other {
+				want = artifact.AccessOpen
+			}
+			if m.Access != want {
+				t.Errorf("%s is %q, want %q", m.Ref, m.Access, want)
+			}
+		}
+		// The bytes are open by the other repository, the name is not.
+		if views := viewsOf(t, r); len(views) != 1 || !strings.Contains(views[0], "/flat/") {
+			t.Errorf("views %v", views)
+		}
+	}
+}

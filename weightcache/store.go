@@ -241,6 +241,9 @@ func (s *Store) open() error {
 	if err := s.loadViews(); err != nil {
 		return err
 	}
+	if err := s.settleAccess(); err != nil {
+		return err
+	}
 	if err := s.reviewViews(); err != nil {
 		return err
 	}
