@@ -208,7 +208,7 @@ func replaceFile(path string, text []byte) error {
 
 // keep runs an engine until ctx ends, started again a while after it dies.
 func (e *engineProcess) keep(ctx context.Context, r *rig.Rig, rng *rand.Rand) error {
-	for {
+	for ctx.Err() == nil {
 		p, err := r.Start(e.command)
 		if err != nil {
 			return err
@@ -218,15 +218,13 @@ func (e *engineProcess) keep(ctx context.Context, r *rig.Rig, rng *rand.Rand) er
 		e.mu.Unlock()
 		select {
 		case <-p.Done():
+			_ = pause(ctx, time.Duration(50+rng.IntN(700))*time.Millisecond) // ctx: the loop looks
 		case <-ctx.Done():
 			p.Signal(syscall.SIGCONT)
 			p.End(10 * time.Second)
-			return nil
-		}
-		if pause(ctx, time.Duration(50+rng.IntN(700))*time.Millisecond) != nil {
-			return nil
 		}
 	}
+	return nil
 }
 
 func (e *engineProcess) signal(sig syscall.Signal) {
