@@ -24,6 +24,8 @@ bench: build ## measure router and weights; writes docs/bench and README's table
 	scripts/bench
 bench-peers: build ## measure the router beside nginx, vllm-router and smg; writes docs/bench/peers
 	scripts/bench-peers
+crash: ## every crash and every fault at each change of the weight store; takes half an hour
+	CRASH=full go test -count=1 -timeout 3h -v -run 'Crash|PowerCut|IOError|FailedSync|FullDrive|SpentQuota|FillsUp|ReadOnly' ./durable/... ./weightcache/
 fuzz: ## run every fuzz target for FUZZTIME (default 60s)
 	scripts/fuzz
 outside-deps: ## install the programs that test/outside runs, at their pinned versions
@@ -47,4 +49,4 @@ test-root: build ## the real agent on full, read-only and vanishing file systems
 soak: build ## load routers for SOAK (default 10m) while all sorts of things fail; SEED repeats a run
 	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 0 -tags soak -run TestTheBooks -v ./test/soak
 
-.PHONY: soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
+.PHONY: soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm

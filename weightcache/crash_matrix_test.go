@@ -157,9 +157,9 @@ func stride() (changes, most int) {
 	case everyCrash:
 		return 1, 1 << 30
 	case testing.Short():
-		return 37, 1
+		return 67, 1
 	}
-	return 13, 2
+	return 23, 2
 }
 
 // eachChange plays every scene to a crash at each change in turn.

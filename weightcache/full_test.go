@@ -13,7 +13,7 @@ import (
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
-// onlyWhere calls check with the error of the disturbed work.
+// checking has the error of a scene's work checked.
 func (sc scene) checking(check func(err error) error) *scene {
 	work := sc.work
 	sc.work = func(w *world) error {
@@ -42,10 +42,7 @@ func eachErrno(t *testing.T, errno syscall.Errno, want error) {
 		})
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
-			step := 1
-			if !everyCrash {
-				step, _ = stride()
-			}
+			step, _ := stride()
 			for n := 1 + i%step; ; n += step {
 				at := 0
 				finished, err := sc.disturb(func(w *world) {
@@ -149,7 +146,9 @@ func TestDriveThatFillsUpInMidPullIsNoSpaceAndThePullGoesOnWithRoom(t *testing.T
 	for name, limit := range limits {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for n := 0; ; n++ {
+			step, _ := stride()
+			step = (step + 9) / 10
+			for n := 0; ; n += step {
 				w, err := newWorld(nil)
 				if err != nil {
 					t.Fatal(err)

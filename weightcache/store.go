@@ -224,7 +224,8 @@ func (s *Store) open() error {
 	}
 	nameless := false
 	for _, path := range bad {
-		nameless = nameless || strings.HasSuffix(path, recordSuffix) && !durable.IsTemp(filepath.Base(path))
+		name := filepath.Base(path)
+		nameless = nameless || strings.HasSuffix(name, recordSuffix) && !durable.IsTemp(name) && !strings.Contains(name, supersededTag)
 		if err := s.quarantine(path); err != nil {
 			return err
 		}
