@@ -23,6 +23,8 @@ var (
 	_ hubmirror.Library   = library{}
 	_ hubmirror.RefLister = library{}
 	_ hubmirror.Holder    = library{}
+	_ hubmirror.RefNamer  = library{}
+	_ hubmirror.Dater     = library{}
 )
 
 // Manifest implements hubmirror.Library.
@@ -55,6 +57,14 @@ func (l library) Refs(_ context.Context, repo string) (map[string]string, error)
 func (l library) Held(repo, commit string) (*artifact.Manifest, bool) {
 	return l.puller.Held(repo, commit)
 }
+
+// RefNames implements hubmirror.RefNamer.
+func (l library) RefNames(ctx context.Context, repo string) (map[string]string, error) {
+	return l.puller.RefNames(ctx, repo)
+}
+
+// Since implements hubmirror.Dater.
+func (l library) Since(m *artifact.Manifest) time.Time { return l.puller.Since(m) }
 
 // Keep implements hubmirror.Holder.
 func (l library) Keep(m *artifact.Manifest, until time.Time) { l.store.Keep(m.Digest, until) }

@@ -29,7 +29,9 @@ var (
 	descStalls      = desc("weights_stalls_total", "Ranges ended because no byte came, or too few.")
 	descDamaged     = desc("weights_damaged_total", "Stored files found damaged.")
 	descMirror      = desc("mirror_requests_total", "Requests to the mirror.", "route")
+	descMirrorWho   = desc("mirror_clients_total", "Requests to the mirror by the client's family.", "family")
 	descMirrorNo    = desc("mirror_refused_total", "Requests the mirror refused.", "code")
+	descMirrorTrick = desc("mirror_trickled_bytes_total", "Single bytes the mirror sent to keep waiting clients.")
 	descMirrorBytes = desc("mirror_bytes_total", "Bytes of file bodies the mirror wrote.")
 	descMirrorNow   = desc("mirror_streams", "Bodies the mirror is writing or holding back.", "state")
 	descMirrorCut   = desc("mirror_broken_total", "Bodies the mirror broke off.")
@@ -46,7 +48,7 @@ var (
 
 var allDescs = []*prometheus.Desc{
 	descInfo, descModelState, descModelSize, descModelHere, descSpace, descOrigin, descRanges, descRetries, descRefused, descMismatches,
-	descStalls, descDamaged, descMirror, descMirrorNo, descMirrorBytes, descMirrorNow, descMirrorCut, descMirrorAsked, descReachable, descRunning,
+	descStalls, descDamaged, descMirror, descMirrorWho, descMirrorNo, descMirrorTrick, descMirrorBytes, descMirrorNow, descMirrorCut, descMirrorAsked, descReachable, descRunning,
 	descUsage, descHealth, descCondition, descXID, descLeftOut, descSeq,
 }
 
@@ -86,6 +88,10 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	for code, n := range s.Refused {
 		counter(descMirrorNo, n, code)
 	}
+	for family, n := range s.Clients {
+		counter(descMirrorWho, n, family)
+	}
+	counter(descMirrorTrick, s.Trickled)
 	counter(descMirrorBytes, s.Bytes)
 	counter(descMirrorCut, s.Broken)
 	counter(descMirrorAsked, a.mirror.AuthStats().Asked)

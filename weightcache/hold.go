@@ -1,6 +1,8 @@
 package weightcache
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"time"
 
@@ -97,4 +99,41 @@ func (p *Puller) Held(repo, commit string) (*artifact.Manifest, bool) {
 		}
 	}
 	return nil, false
+}
+
+// Since is when the store came to know what the ref of a manifest means; zero
+// where it does not know it any more.
+func (p *Puller) Since(m *artifact.Manifest) time.Time {
+	for _, path := range []string{p.store.recordPath(m.Ref), p.store.supersededPath(m)} {
+		if info, err := p.store.fs.Stat(path); err == nil {
+			return info.ModTime()
+		}
+	}
+	return time.Time{}
+}
+
+// refTeller is implemented by sources that know what kinds of names there are.
+type refTeller interface {
+	Refs(ctx context.Context, repo string) (map[string]string, error)
+}
+
+// RefNames asks the first source that a rule allows for a repository what kinds
+// of names its revisions are: names to full names ("refs/tags/v1"). Errors wrap
+// ErrNotAllowed, ErrUnknown where no source can tell, or the source's sentinels.
+func (p *Puller) RefNames(ctx context.Context, repo string) (map[string]string, error) {
+	sources, err := p.allowed(artifact.Ref{Scheme: artifact.SchemeHub, Name: repo, Revision: artifact.DefaultRevision})
+	if err != nil {
+		return nil, err
+	}
+	for _, src := range sources {
+		if teller, ok := src.(refTeller); ok {
+			if err := p.throttles.wait(ctx, src.Name()); err != nil {
+				return nil, err
+			}
+			names, err := teller.Refs(ctx, repo)
+			p.throttles.note(err)
+			return names, err
+		}
+	}
+	return nil, fmt.Errorf("list refs of %s: %w: its source cannot tell", repo, ErrUnknown)
 }

@@ -38,17 +38,17 @@ func (m *Mirror) serveFile(w http.ResponseWriter, r *http.Request, rt route, mf 
 		h.Set("X-Linked-Etag", tag)
 		h.Set("X-Linked-Size", strconv.FormatInt(f.Size, 10))
 	}
-	if want := r.Header.Get("If-Match"); want != "" && !matches(want, tag, false) {
+	if want := r.Header.Get("If-Match"); want != "" && !matches(want, tag) {
 		m.refuse(w, r, refusal{http.StatusPreconditionFailed, "PreconditionFailed", "the file has another ETag", mf.Commit})
 		return
 	}
-	if want := r.Header.Get("If-None-Match"); want != "" && matches(want, tag, true) {
+	if want := r.Header.Get("If-None-Match"); want != "" && matches(want, tag) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
 	part := span{0, f.Size, http.StatusOK}
 	if text := r.Header.Get("Range"); text != "" && r.Method == http.MethodGet {
-		if cond := r.Header.Get("If-Range"); cond == "" || cond == tag {
+		if cond := r.Header.Get("If-Range"); cond == "" || cond != "*" && matches(cond, tag) {
 			part = parseRange(text, f.Size)
 		}
 		if part.from > 0 && m.isSuspect(f.SHA256) {
@@ -110,7 +110,7 @@ func (m *Mirror) breakOff(r *http.Request, mf *artifact.Manifest, f artifact.Fil
 	if !errors.Is(err, errClient) && context.Cause(r.Context()) == nil {
 		m.stats.broken.Add(1)
 		m.opts.Log.LogAttrs(r.Context(), slog.LevelWarn, "mirror body broken off",
-			slog.String("artifact", mf.Digest.String()), slog.String("file", f.Path), slog.Any("error", err))
+			slog.String("artifact", mf.Digest.String()), slog.String("file", f.Path), traceOf(r), slog.Any("error", err))
 	}
 	panic(http.ErrAbortHandler)
 }

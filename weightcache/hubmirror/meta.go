@@ -6,13 +6,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"mime"
+	"net"
 	"net/http"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -156,14 +157,21 @@ func (m *Mirror) base(r *http.Request) string {
 	if m.opts.PublicURL != "" {
 		return m.opts.PublicURL
 	}
-	if r.TLS != nil {
-		return "https://" + r.Host
+	host := r.Host
+	if at, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && host == "" {
+		host = at.String() // HTTP/1.0 needs no Host
 	}
-	return "http://" + r.Host
+	if r.TLS != nil {
+		return "https://" + host
+	}
+	return "http://" + host
 }
 
 func (m *Mirror) servePaths(w http.ResponseWriter, r *http.Request, mf *artifact.Manifest) {
+	// A body that does not come is not waited for.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(headerWithin))
 	paths, ok := askedPaths(r)
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	if !ok {
 		m.refuse(w, r, refusal{http.StatusBadRequest, "BadRequest", "want paths as a form or as JSON, at most 10000 of them in 1 MiB", mf.Commit})
 		return
@@ -206,38 +214,6 @@ func askedPaths(r *http.Request) ([]string, bool) {
 		paths = r.PostForm["paths"]
 	}
 	return paths, len(paths) <= maxAsked
-}
-
-type refEntry struct {
-	Name   string `json:"name"`
-	Ref    string `json:"ref"`
-	Target string `json:"targetCommit"`
-}
-
-// serveRefs names main and what else the Library holds of the repository.
-// Clients take main, or else the first branch.
-func (m *Mirror) serveRefs(w http.ResponseWriter, r *http.Request, rt route, mf *artifact.Manifest) {
-	branches := []refEntry{{artifact.DefaultRevision, "refs/heads/" + artifact.DefaultRevision, mf.Commit}}
-	if lister, ok := m.opts.Library.(RefLister); ok {
-		refs, err := lister.Refs(r.Context(), rt.repo)
-		if err != nil {
-			m.opts.Log.LogAttrs(r.Context(), slog.LevelWarn, "list refs", slog.Any("error", err))
-		}
-		for name, commit := range refs {
-			if name != artifact.DefaultRevision && name != commit && !strings.HasPrefix(name, "refs/") {
-				branches = append(branches, refEntry{name, "refs/heads/" + name, commit})
-			}
-		}
-		slices.SortFunc(branches[1:], func(a, b refEntry) int { return strings.Compare(a.Name, b.Name) })
-	}
-	m.writeJSON(w, r, mf.Commit, map[string]any{"branches": branches, "converts": []refEntry{}, "tags": []refEntry{}})
-}
-
-// serveCommits names the one commit that is known, with an unknown date.
-func (m *Mirror) serveCommits(w http.ResponseWriter, r *http.Request, mf *artifact.Manifest) {
-	m.writeJSON(w, r, mf.Commit, []map[string]any{{
-		"id": mf.Commit, "title": "", "message": "", "authors": []string{}, "date": "1970-01-01T00:00:00.000Z",
-	}})
 }
 
 func (m *Mirror) writeJSON(w http.ResponseWriter, r *http.Request, commit string, v any) {

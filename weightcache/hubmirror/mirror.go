@@ -116,6 +116,7 @@ type Mirror struct {
 	auth    *auth
 
 	sessions sessions
+	refNames refNames
 
 	mu      sync.Mutex
 	commits map[commitKey]artifact.Ref // the ref whose manifest had the commit
@@ -156,7 +157,8 @@ func New(opts Options) *Mirror {
 func NewServer(m *Mirror) *http.Server {
 	return &http.Server{
 		Handler: m, ReadHeaderTimeout: headerWithin, IdleTimeout: idleFor, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(m.opts.Log.Handler(), slog.LevelDebug),
+		DisableGeneralOptionsHandler: true, // OPTIONS * is refused like any other
+		ErrorLog:                     slog.NewLogLogger(m.opts.Log.Handler(), slog.LevelDebug),
 	}
 }
 
@@ -164,6 +166,8 @@ func NewServer(m *Mirror) *http.Server {
 func (m *Mirror) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rt := parseRoute(r.URL.EscapedPath())
 	m.stats.request(rt.kind, family(r.UserAgent()))
+	m.opts.Log.LogAttrs(r.Context(), slog.LevelDebug, "mirror request",
+		slog.String("method", r.Method), slog.String("path", r.URL.Path), traceOf(r))
 	if len(r.RequestURI) > maxPath {
 		m.refuse(w, r, refusal{http.StatusRequestURITooLong, "RequestTooLong", "path and query are longer than 8 KiB", ""})
 		return

@@ -52,6 +52,12 @@ func (l library) Refs(_ context.Context, repo string) (map[string]string, error)
 
 func (l library) Held(repo, commit string) (*artifact.Manifest, bool) { return l.p.Held(repo, commit) }
 
+func (l library) RefNames(ctx context.Context, repo string) (map[string]string, error) {
+	return l.p.RefNames(ctx, repo)
+}
+
+func (l library) Since(m *artifact.Manifest) time.Time { return l.p.Since(m) }
+
 func (l library) Keep(m *artifact.Manifest, until time.Time) { l.p.Keep(m.Digest, until) }
 
 type content struct{ *weightcache.Reader }
@@ -224,5 +230,29 @@ func TestWrongBytesAtTheOriginNeverMakeAWholeBody(t *testing.T) {
 	}
 	if resp, got, err := fetch(t, r.url+"/acme/tiny/resolve/main/"+name); err == nil && string(got) != string(want) {
 		t.Errorf("%s: a whole body of wrong bytes at the second try", resp.Status)
+	}
+}
+
+func TestATagOfTheOriginIsListedAsOneAndACommitNotAtAll(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	if err := hub.WriteModel(r.repo+"@v1", hub.ModelOptions{Size: units.MiB, Shards: 1, Seed: 4}); err != nil {
+		t.Fatal(err)
+	}
+	commit := ""
+	for _, rev := range []string{"main", "v1"} {
+		resp, _, err := fetch(t, r.url+"/acme/tiny/resolve/"+rev+"/config.json")
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s %v", rev, resp.Status, err)
+		}
+		commit = resp.Header.Get("X-Repo-Commit")
+	}
+	if resp, _, err := fetch(t, r.url+"/api/models/acme/tiny/revision/"+commit); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("by commit: %s %v", resp.Status, err)
+	}
+	_, body, err := fetch(t, r.url+"/api/models/acme/tiny/refs")
+	want := `"tags":[{"name":"v1","ref":"refs/tags/v1","targetCommit":"` + commit + `"}]`
+	if err != nil || !strings.Contains(string(body), want) || strings.Count(string(body), `"name"`) != 2 {
+		t.Errorf("refs %s, want main and %s", body, want)
 	}
 }

@@ -68,15 +68,13 @@ func number(text string) (int64, bool) {
 	return n, true
 }
 
-// matches says whether a list of entity tags holds the quoted tag; weak tells
-// whether W/ forms count.
-func matches(list, tag string, weak bool) bool {
+// matches says whether a condition's list of entity tags holds the quoted tag.
+// Clients send tags as they keep them: quoted, weak or bare. The tag is a digest
+// of the bytes, so that all three name the same ones.
+func matches(list, tag string) bool {
 	for item := range strings.SplitSeq(list, ",") {
-		item = strings.TrimSpace(item)
-		if weak {
-			item = strings.TrimPrefix(item, "W/")
-		}
-		if item == "*" || item == tag {
+		item = strings.TrimPrefix(strings.TrimSpace(item), "W/")
+		if item == "*" || item == tag || item == strings.Trim(tag, `"`) {
 			return true
 		}
 	}

@@ -56,8 +56,17 @@ func (m *Mirror) refuseError(w http.ResponseWriter, r *http.Request, err error) 
 		panic(http.ErrAbortHandler)
 	}
 	m.opts.Log.LogAttrs(r.Context(), slog.LevelInfo, "mirror request refused",
-		slog.String("path", r.URL.Path), slog.String("trace", r.Header.Get("X-Amzn-Trace-Id")), slog.Any("error", err))
+		slog.String("path", r.URL.Path), traceOf(r), slog.Any("error", err))
 	m.refuse(w, r, refusalOf(err))
+}
+
+// maxTrace bounds what is logged of a client's own id of a request, in bytes.
+const maxTrace = 128
+
+// traceOf is the id by which a client knows its request.
+func traceOf(r *http.Request) slog.Attr {
+	id := r.Header.Get("X-Amzn-Trace-Id")
+	return slog.String("trace", id[:min(len(id), maxTrace)])
 }
 
 // refuse writes an error answer: code and message as headers, as the hub does.
