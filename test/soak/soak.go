@@ -42,7 +42,7 @@ type Front struct {
 
 // NewFront gives the clients of one router. roots is nil for plain text.
 func NewFront(name, url string, roots *tls.Config) *Front {
-	dial := (&net.Dialer{Timeout: 10 * time.Second}).DialContext
+	dial := (&net.Dialer{}).DialContext // bounded by the request's patience
 	f := &Front{Name: name, URL: url}
 	f.plain = &http.Client{Transport: &http.Transport{
 		DialContext: dial, MaxIdleConnsPerHost: 256, TLSClientConfig: roots, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
