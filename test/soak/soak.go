@@ -2,7 +2,9 @@
 // devices and routers fail, and then compares three books that must agree:
 // what each client saw, what each engine says it generated, and the routers'
 // usage records. Its own tests call it: the short ones in process with every
-// `make test`, the long one over real processes with `make soak`. It measures
+// `make test`, the long one over real processes with `make soak`. A router is
+// replaced as behind any balancer: a second process on another address takes
+// the new requests, and the first drains what it has begun. It measures
 // no speed, knows nothing of the router's inside beyond its admin API, and no
 // other package builds on it.
 package soak
