@@ -44,13 +44,15 @@ func readJSON(t *testing.T, name string, into any) {
 
 // recordedLibrary holds the repositories of the recordings; contents are
 // zeros of the right size.
-func recordedLibrary(t *testing.T) *fakeLibrary {
+func recordedLibrary(t *testing.T) *fakeLibrary { return libraryOf(t, "repos.json") }
+
+func libraryOf(t *testing.T, list string) *fakeLibrary {
 	t.Helper()
 	var repos []struct {
 		ID, Revision, Commit string
 		Files                []artifact.File
 	}
-	readJSON(t, "repos.json", &repos)
+	readJSON(t, list, &repos)
 	l := &fakeLibrary{manifests: map[artifact.Ref]*artifact.Manifest{}, errs: map[string]error{"acme/gated-llama": source.ErrUnauthorized}}
 	for _, r := range repos {
 		ref := artifact.Ref{Scheme: artifact.SchemeHub, Name: r.ID, Revision: r.Revision}
