@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os"
+	"testing"
+
+	"github.com/hearth-dev/hearth/cmd/hearth/cli"
+	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+)
+
+// asHearth makes this program the hearth binary: the agent under test is a
+// process of its own without a second build.
+const asHearth = "HEARTH_TORTURE_AS_HEARTH"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asHearth) != "" {
+		os.Exit(int(cli.Main(os.Args[1:], terminal.Std())))
+	}
+	os.Exit(m.Run())
+}
+
+func TestTheAgentKeepsItsPromisesOverAFewKills(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rounds = 1
+	// A socket's path is short, the name of a test's directory need not be.
+	dir, err := os.MkdirTemp("", "torture-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if !t.Failed() {
+			_ = os.RemoveAll(dir)
+		}
+	})
+	summary, err := run(t.Context(), options{
+		rounds: rounds, seed: 5, dir: dir, program: self, args: []string{"agent"}, hearth: self, env: []string{asHearth + "=1"}, out: t.Output(),
+		memory: 1 << 30, // tests may run under the race detector
+	})
+	if err != nil {
+		t.Fatalf("everything is kept in %s: %v", dir, err)
+	}
+	if summary.Rounds != rounds || summary.Kills+summary.Stops == 0 || summary.Mirrored == 0 || summary.Viewed == 0 || summary.Calls["pull ok"] == 0 {
+		t.Errorf("the run tried too little: %+v", summary)
+	}
+}
