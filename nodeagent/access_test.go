@@ -393,3 +393,45 @@ func TestViewsOfRestrictedArtifactsStandOnlyByGrantAndGoWithIt(t *testing.T) {
 		}
 	}
 }
+
+func TestAGrantToAnybodyOpensToWhomTheListenerAdmits(t *testing.T) {
+	t.Parallel()
+	grant := func(c *nodeagent.Config) {
+		c.Access.OpenMetadata = true
+		c.Access.Grants = []nodeagent.Grant{{Who: []string{"any"}, Refs: []string{"org/gated"}}}
+	}
+	near, far := newListener(t, "127.0.0.1:0", false, grant), newListener(t, "0.0.0.0:0", true, grant)
+	for _, c := range []struct {
+		who, base string
+		caller    caller
+		want      map[string]string
+	}{
+		{"nobody on loopback", near.base, caller{}, map[string]string{gatedFile: "200", privateFile: "404 RepoNotFound"}},
+		{"nobody", far.base, caller{}, map[string]string{
+			gatedFile: "401 Unauthorized", "/api/models/org/gated/tree/main": "401 GatedRepo", "/api/models/org/open/tree/main": "200",
+		}},
+		{"a made-up token", far.base, caller{token: malloryToken}, map[string]string{gatedFile: "401 Unauthorized", openFile: "401 Unauthorized"}},
+		{"one with an account", far.base, caller{token: bobToken}, map[string]string{gatedFile: "200", privateFile: "404 RepoNotFound"}},
+		{"a certificate", far.base, caller{cert: far.issue(identity.RoleClient, plainClient)}, map[string]string{gatedFile: "200", privateFile: "404 RepoNotFound"}},
+	} {
+		for path, want := range c.want {
+			if got := c.caller.reply(t, c.base, "GET", path); got != want {
+				t.Errorf("%s asks for %s: %s, want %s", c.who, path, got, want)
+			}
+		}
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, near.base+gatedFile, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Two credentials are none: nobody guesses which was meant.
+	request.Header["Authorization"] = []string{"Bearer " + aliceToken, "Bearer " + bobToken}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	if n := near.origin.Asked(aliceToken) + near.origin.Asked(bobToken); n > 0 {
+		t.Errorf("the origin saw one of two tokens %d times", n)
+	}
+}
