@@ -114,7 +114,7 @@ func TestHostileRequestsAreRefusedInWordsOrPassedOnUnchanged(t *testing.T) {
 				usage := 0
 				step := lanes
 				if testing.Short() {
-					step *= 7
+					step *= 23
 				}
 				for i := lane; i < len(corpus); i += step {
 					usage += sendHostile(ctx, t, ingress, engine, i, &corpus[i])

@@ -57,7 +57,7 @@ func TestAwaitWaitsForTheBodyAndTakesNothingOfIt(t *testing.T) {
 				p, err = r.Next()
 				got = append(got, p...)
 			}
-			if string(got) != c.want || err != io.EOF {
+			if string(got) != c.want || !errors.Is(err, io.EOF) {
 				t.Fatalf("got %q, %v", got, err)
 			}
 		})
@@ -109,7 +109,7 @@ func TestAwaitDoesTheSameOverTLS(t *testing.T) {
 	if err := errors.Join(answered.Await(), answered.Await()); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := answered.Next(); string(p) != "abc" || err != nil && err != io.EOF {
+	if p, err := answered.Next(); string(p) != "abc" || err != nil && !errors.Is(err, io.EOF) {
 		t.Fatalf("got %q, %v", p, err)
 	}
 	if err := lost.Await(); err == nil {

@@ -84,8 +84,8 @@ func (s *secureBody) await() error {
 		s.block = getBlock()
 	}
 	n, err := s.r.Read(s.block.b)
-	if n == 0 && err != nil && (err != io.EOF || !s.delimited) { //nolint:errorlint // only a bare EOF is a clean end
-		if err == io.EOF { //nolint:errorlint // as above
+	if n == 0 && err != nil && (err != io.EOF || !s.delimited) { // only a bare EOF is a clean end
+		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 		return err
