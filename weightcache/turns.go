@@ -168,3 +168,28 @@ func (l *landing) lacks(off int64) bool {
 	i := int(off / l.segment)
 	return l.err == nil && !l.done && i < len(l.claimed) && !l.claimed[i] && l.readableLocked(off) <= 0
 }
+
+// claim takes a free segment for a stream, and where in it to go on: the first
+// of those that hold the preferred offsets, else the lowest.
+func (l *landing) claim(prefer []int64) (i int, from int64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done || l.err != nil {
+		return 0, 0, false
+	}
+	for _, off := range prefer {
+		if i := int(off / l.segment); i < len(l.claimed) && !l.claimed[i] {
+			l.claimed[i] = true
+			l.active++
+			return i, l.written[i], true
+		}
+	}
+	for ; l.next < len(l.claimed); l.next++ {
+		if !l.claimed[l.next] {
+			l.claimed[l.next] = true
+			l.active++
+			return l.next, l.written[l.next], true
+		}
+	}
+	return 0, 0, false
+}
