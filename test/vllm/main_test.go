@@ -25,11 +25,16 @@ import (
 // patience is the deadline of a wait that takes moments on an idle machine.
 const patience = 2 * time.Minute
 
-var theFabric = sync.OnceValues(startFabric)
+// shared is the fabric once a test has asked for it.
+var shared struct {
+	once   sync.Once
+	fabric *fabric
+	err    error
+}
 
 func TestMain(m *testing.M) {
 	status := m.Run()
-	if f, err := theFabric(); err == nil {
+	if f := shared.fabric; f != nil {
 		f.rig.Close()
 		if status == 0 {
 			removeAll(f.rig.Dir)
@@ -43,10 +48,9 @@ func TestMain(m *testing.M) {
 // use gives a test the shared fabric, idle and whole.
 func use(t *testing.T) (*fabric, context.Context) {
 	t.Helper()
-	f, err := theFabric()
-	if err != nil {
-		t.Fatal(err)
-	}
+	shared.once.Do(func() { shared.fabric, shared.err = startFabric() })
+	f := shared.fabric
+	check(t, shared.err)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	if err := f.settle(ctx); err != nil {
