@@ -31,7 +31,13 @@ func (s *Store) Chunks(sha artifact.Digest) ([]artifact.Digest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read chunks of file %s: %w", sha.Short(), err)
 	}
-	if len(data) != count*len(sha) || artifact.Digest(data[len(data)-len(sha):]) != sha {
+	return decodeChunks(data, sha, count)
+}
+
+// decodeChunks reads a chunk list of so many entries. Errors wrap
+// artifact.ErrInvalid.
+func decodeChunks(data []byte, sha artifact.Digest, count int) ([]artifact.Digest, error) {
+	if count < 1 || len(data) != count*len(sha) || artifact.Digest(data[len(data)-len(sha):]) != sha {
 		return nil, fmt.Errorf("read chunks of file %s: %w: %d bytes", sha.Short(), artifact.ErrInvalid, len(data))
 	}
 	chunks := make([]artifact.Digest, 0, count)
