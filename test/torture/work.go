@@ -130,7 +130,7 @@ func (c *crew) pull(ctx context.Context, dice *rand.Rand, r *ref, refresh bool) 
 	end(err == nil || answered)
 	moved, _ := c.t.origin.main(r.repo, max(0, from-1))
 	if err != nil {
-		if answered && (said.Code == admin.CodeBroken || said.Code == admin.CodeBadRequest || said.Code == admin.CodeNotAllowed) {
+		if answered && (said.Code == admin.CodeBroken && !c.t.foul.Load() || said.Code == admin.CodeBadRequest || said.Code == admin.CodeNotAllowed) {
 			return fmt.Errorf("pull %s: %w", r.name, err)
 		}
 		if answered && !refresh && before == ready {
