@@ -57,7 +57,7 @@ func Command() *cobra.Command {
 		cmd.AddCommand(one)
 	}
 	cmd.AddCommand(childCommands()...)
-	cmd.AddCommand(originCommand())
+	cmd.AddCommand(originCommand(), manyCommand())
 	cmd.AddCommand(renderCommand())
 	return cmd
 }

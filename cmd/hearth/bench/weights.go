@@ -73,6 +73,9 @@ func runWeights(cmd *cobra.Command, dir string, o options) ([]Row, error) {
 	if err := add(landing, err); err != nil {
 		return nil, err
 	}
+	if err := add(w.manifest(ctx, o.pairs)); err != nil {
+		return nil, err
+	}
 	if err := makeRepos(root, 16); err != nil {
 		return nil, err
 	}
