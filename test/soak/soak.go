@@ -74,7 +74,9 @@ type Load struct {
 	Name string
 	// Big bounds the prompts, in bytes; 0 is 4 MiB.
 	Big int
-	// Patience is how long a client waits for an answer; 0 is 20 s.
+	// Patience is how long a client waits for an answer; 0 is 5 minutes. It
+	// tells a request that is stuck, and no slow machine: what hangs at an engine
+	// ends when that is killed.
 	Patience time.Duration
 
 	Book Book
@@ -89,7 +91,7 @@ func (l *Load) Run(ctx context.Context) {
 		l.Big = 4 << 20
 	}
 	if l.Patience == 0 {
-		l.Patience = 20 * time.Second
+		l.Patience = 5 * time.Minute
 	}
 	var group sync.WaitGroup
 	for i := range l.Clients {
