@@ -3,6 +3,7 @@
 package outside
 
 import (
+	"encoding/json"
 	"path/filepath"
 	"regexp"
 	"testing"
@@ -24,6 +25,10 @@ func TestFastBothHubLinesTakeSnapshotsFreshAndWarmByTheRecordedRoutes(t *testing
 			node := startNode(ctx, t, r, rig.NodeOptions{Origin: url})
 			rec := startRecorder(t, r, node.Mirror)
 			c := line.client(ctx, t, r, "cache", rec.URL)
+			var facts struct{ Version, Endpoint string }
+			if err := json.Unmarshal(c.call(t, "facts", nil).OK, &facts); err != nil || facts.Version != line.version || facts.Endpoint != rec.URL {
+				t.Fatalf("client is %+v (%v), want %s at %s", facts, err, line.version, rec.URL)
+			}
 
 			snapshot := c.snapshot(t, "acme/tiny")
 			wantSame(t, snapshot, filepath.Join(root, "acme", "tiny"))

@@ -64,7 +64,7 @@ func newRig(t *testing.T) (*rig.Rig, context.Context) {
 		t.Fatal(err)
 	}
 	r.Binary, r.Deps = built.hearth, built.deps
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(func() {
 		cancel()
 		r.Close()

@@ -19,11 +19,31 @@ import (
 	"github.com/hearth-dev/hearth/units"
 )
 
-// origin serves acme/tiny (three shards, a nested file, an empty file, a
-// branch with a slash in its name), acme/big, and tinygpt of no organisation.
+// newOrigin serves what writeRepos writes.
 func newOrigin(ctx context.Context, t *testing.T, r *rig.Rig) (*hub.Origin, string, string) {
 	t.Helper()
-	root := filepath.Join(r.Dir, "origin")
+	origin, url, root, _ := newOriginUntil(ctx, t, r)
+	return origin, url, root
+}
+
+// newOriginUntil is newOrigin with a way to end it.
+func newOriginUntil(ctx context.Context, t *testing.T, r *rig.Rig) (origin *hub.Origin, url, root string, end func()) {
+	t.Helper()
+	root = filepath.Join(r.Dir, "origin")
+	writeRepos(t, root)
+	origin = hub.New(hub.Options{Dir: root})
+	url, end, err := r.ServeUntil(ctx, origin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return origin, url, root, end
+}
+
+// writeRepos writes acme/tiny (three shards, a nested file, an empty file, a
+// branch with a slash in its name), acme/mid (two shards of six segments),
+// acme/big (four of twelve), and tinygpt of no organisation.
+func writeRepos(t *testing.T, root string) {
+	t.Helper()
 	tiny := filepath.Join(root, "acme", "tiny")
 	writeModel(t, tiny, hub.ModelOptions{Size: units.MiB, Shards: 3, Seed: 1})
 	writeFile(t, filepath.Join(tiny, "onnx", "sub", "note.txt"), "nested file\n")
@@ -31,14 +51,9 @@ func newOrigin(ctx context.Context, t *testing.T, r *rig.Rig) (*hub.Origin, stri
 	branch := filepath.Join(root, "acme", "tiny@dev%2Ffeature-1")
 	writeModel(t, branch, hub.ModelOptions{Size: units.MiB, Shards: 3, Seed: 1})
 	writeFile(t, filepath.Join(branch, "only-here.txt"), "a branch\n")
+	writeModel(t, filepath.Join(root, "acme", "mid"), hub.ModelOptions{Size: 12 * units.MiB, Shards: 2, Seed: 3})
 	writeModel(t, filepath.Join(root, "acme", "big"), hub.ModelOptions{Size: 48 * units.MiB, Shards: 4, Seed: 2})
 	writeFile(t, filepath.Join(root, "tinygpt", "config.json"), "{}\n")
-	o := hub.New(hub.Options{Dir: root})
-	url, err := r.Serve(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return o, url, root
 }
 
 func writeModel(t *testing.T, dir string, opts hub.ModelOptions) {

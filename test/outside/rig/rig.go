@@ -89,15 +89,23 @@ func (r *Rig) Hearth(ctx context.Context) (string, error) {
 // Serve serves a handler on a free loopback port until Close and returns its
 // base URL without a trailing slash.
 func (r *Rig) Serve(ctx context.Context, h http.Handler) (string, error) {
+	url, _, err := r.ServeUntil(ctx, h)
+	return url, err
+}
+
+// ServeUntil is Serve with a way to end the server before Close: from then on
+// its port refuses connections, and those it has are cut.
+func (r *Rig) ServeUntil(ctx context.Context, h http.Handler) (url string, end func(), err error) {
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return "", fmt.Errorf("listen for a test server: %w", err)
+		return "", nil, fmt.Errorf("listen for a test server: %w", err)
 	}
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second}
 	go func() { _ = srv.Serve(ln) }()
-	r.OnClose(func() { _ = srv.Close() })
-	return "http://" + ln.Addr().String(), nil
+	end = func() { _ = srv.Close() }
+	r.OnClose(end)
+	return "http://" + ln.Addr().String(), end, nil
 }
 
 // FreeAddr is a loopback host:port that was free a moment ago.

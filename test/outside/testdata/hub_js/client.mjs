@@ -4,6 +4,8 @@
 import { createHash } from "node:crypto";
 import * as hub from "@huggingface/hub";
 
+console.log = console.info = console.debug = console.error; // the library tells its progress there
+
 async function digest(blob) {
   if (blob === null) return null;
   const bytes = Buffer.from(await blob.arrayBuffer());
@@ -50,4 +52,4 @@ try {
 } catch (e) {
   out = { error: e.constructor.name, message: String(e.message), status: e.statusCode ?? null };
 }
-console.log(JSON.stringify(out));
+process.stdout.write(JSON.stringify(out) + "\n");
