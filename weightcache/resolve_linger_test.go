@@ -68,28 +68,24 @@ func TestAManifestThatItsCallerCouldNotAwaitIsThereForTheNext(t *testing.T) {
 
 func TestAQuestionThatNobodyComesBackForEnds(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(p *Puller) error{
-		"after a while":         func(*Puller) error { time.Sleep(resolveLinger + time.Second); return nil },
-		"when the puller stops": func(p *Puller) error { return p.Wait(context.Background()) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				src := newSlowSource()
-				r := src.rig(t)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				if _, err := r.puller.Manifest(ctx, testRef); err == nil {
-					t.Fatal("a manifest that the source has not told was given")
-				}
-				if err := end(r.puller); err != nil {
-					t.Fatal(err)
-				}
-				synctest.Wait()
-				if len(src.ended) != 1 {
-					t.Error("the question goes on")
-				}
-			})
+	for _, stops := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			src := newSlowSource()
+			r := src.rig(t)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := r.puller.Manifest(ctx, testRef); err == nil {
+				t.Fatal("a manifest that the source has not told was given")
+			}
+			if !stops {
+				time.Sleep(resolveLinger + time.Second)
+			} else if err := r.puller.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if len(src.ended) != 1 {
+				t.Errorf("the question goes on (puller stopped: %v)", stops)
+			}
 		})
 	}
 }
