@@ -93,7 +93,7 @@ def file_system(repo_id, filename, revision):
         "head": fs.cat_file(f"{repo_id}/{filename}", start=0, end=8) == whole[:8],
         "middle": middle == whole[len(whole) // 2 :][:10],
         "exists": fs.exists(f"{repo_id}/nope"),
-        "branch": sorted(os.path.basename(n) for n in fs.ls(f"{repo_id}@dev/feature-1", detail=False)),
+        "branch": sorted(os.path.basename(n) for n in fs.ls(f"{repo_id}@dev%2Ffeature-1", detail=False)),
     }
 
 

@@ -13,7 +13,7 @@ async function digest(blob) {
 }
 
 const calls = {
-  modelInfo: async (args) => (await hub.modelInfo({ ...args, additionalFields: ["sha"] })).sha,
+  modelInfo: async (args) => (await hub.modelInfo(args)).name,
   listFiles: async (args) => {
     const out = {};
     for await (const f of hub.listFiles({ ...args, recursive: true })) {
