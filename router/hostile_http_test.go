@@ -139,7 +139,6 @@ func hostileHTTP() (list []hostile) {
 	add("old protocol", "GET /v1/models\r\n", mustRefuse, method("GET"))
 	add("HTTP/2 preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", mustRefuse, method("PRI"))
 	add("in HTTP/1.0", "POST /v1/chat/completions HTTP/1.0\r\n"+kind+length+"\r\n"+plainChat, mustPass)
-	add("in HTTP/1.0, half-closed", "POST /v1/chat/completions HTTP/1.0\r\n"+kind+length+"\r\n"+plainChat, mustPass, fin)
 	add("in HTTP/1.0, kept alive", "POST /v1/chat/completions HTTP/1.0\r\n"+kind+length+"Connection: keep-alive\r\n\r\n"+plainChat, mustPass)
 	// Header lines.
 	for _, line := range []string{

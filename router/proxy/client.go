@@ -17,7 +17,8 @@ import (
 
 // Guard puts the proxy between a server of plain HTTP/1 and its connections:
 // what the server refuses before a handler sees it is answered in OpenAI's
-// form, and a client that has closed its sending side still gets its answer.
+// form, and a client that has closed its sending side still gets its answer
+// (of HTTP/1.0, where that has begun).
 // The server takes its connections from the listener that is given back. A
 // server that speaks TLS does without: net/http wants to see those itself.
 func (p *Proxy) Guard(s *http.Server, l net.Listener) net.Listener {
@@ -67,7 +68,7 @@ func (g *guarded) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	if tcp, ok := c.(*net.TCPConn); ok {
-		return &clientConn{Conn: tcp, tcp: tcp, p: g.p, resting: true}, nil
+		return &clientConn{Conn: tcp, tcp: tcp, p: g.p, fresh: true, resting: true}, nil
 	}
 	return c, nil
 }
@@ -78,16 +79,17 @@ type clientConn struct {
 	tcp *net.TCPConn
 	p   *Proxy
 
-	// What follows belongs to the goroutine that reads.
-	head    framing // of the request that is read
-	resting bool    // between two requests: what comes is a head
-	early   [1]byte // the byte of the next request that the watch has read
-	hasOne  bool
-
-	mu       sync.Mutex
-	handling bool // a handler has the request; guarded by mu
-	interim  bool // its client takes 1xx responses; guarded by mu
-	answered bool // bytes of its answer have been written; guarded by mu
+	mu       sync.Mutex // guards what follows
+	head     framing    // of the request that is read; left alone while a handler has it
+	fresh    bool       // nothing of it has been read
+	resting  bool       // no handler has a request: what comes is a head
+	room     int        // what the server asks for when it holds nothing, in bytes
+	early    [1]byte    // the byte of the next request that the watch has read
+	hasOne   bool
+	handling bool // a handler has the request
+	interim  bool // its client takes 1xx responses
+	answered bool // bytes of its answer have been written
+	ended    bool // the watch has met the client's end, and waits
 
 	probing sync.Mutex
 	probe   func() // writes to an answer under way; guarded by probing
@@ -95,22 +97,58 @@ type clientConn struct {
 
 // begin says that a handler has a request of the connection.
 func (c *clientConn) begin(interim bool) {
-	c.resting = false
 	c.mu.Lock()
-	c.handling, c.interim, c.answered = true, interim, false
+	c.resting, c.handling, c.interim, c.answered = false, true, interim, false
+	ended := c.ended
 	c.mu.Unlock()
+	if ended && !c.poke() {
+		_ = c.SetReadDeadline(time.Unix(1, 0)) // ends the watch, which ends the request
+	}
 }
 
 // rest says that an exchange is over and another may come.
 func (c *clientConn) rest() {
-	c.head, c.resting = framing{}, true
+	c.mu.Lock()
+	c.head, c.fresh, c.resting, c.handling = framing{}, true, true, false
 	if c.hasOne {
 		c.head.feed(c.early[:])
-		c.hasOne = false
 	}
-	c.mu.Lock()
-	c.handling = false
 	c.mu.Unlock()
+}
+
+// saw looks at what the server has read in answer to asked bytes.
+func (c *clientConn) saw(b []byte, asked int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.resting && !c.head.past:
+		if c.fresh {
+			// A server that holds bytes of this request from reads before, or all of
+			// it, asks for fewer than it does with nothing in its hands.
+			held := 0
+			if c.hasOne {
+				held = 1
+			}
+			if c.room == 0 {
+				c.room = asked
+			}
+			c.head.blind = asked+held != c.room
+			c.fresh, c.hasOne = false, false
+		}
+		c.head.feed(b)
+	default:
+		if c.hasOne = asked == 1; c.hasOne { // the watch's; else a body's
+			c.early[0] = b[0]
+		}
+	}
+}
+
+// watching says whether a read of one byte is the server's watch over a client
+// whose request is whole.
+func (c *clientConn) watching() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.resting || c.head.past
 }
 
 const interimContinue = "HTTP/1.1 100 Continue\r\n\r\n"
@@ -197,23 +235,33 @@ func (c *clientConn) CloseWrite() error { return c.tcp.CloseWrite() }
 // it wants to, so it is kept back until the client is known to be gone.
 func (c *clientConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	switch {
-	case n > 0 && c.resting:
-		c.head.feed(b[:n])
-	case n == 1 && len(b) == 1:
-		c.early[0], c.hasOne = b[0], true
-	}
-	if n > 0 || len(b) != 1 || err != io.EOF { //nolint:errorlint // a connection's end is bare
+	if n > 0 {
+		c.saw(b[:n], len(b))
 		return n, err
 	}
-	return 0, c.awaitReset()
+	if len(b) == 1 && err == io.EOF && c.watching() { //nolint:errorlint // a connection's end is bare
+		return 0, c.awaitReset()
+	}
+	return n, err
 }
 
 // awaitReset waits, after the client's end, until it refuses what it is sent,
 // or the server calls the read back. A client that is gone answers the next
-// bytes with a reset; where none are due, it is sent some that mean nothing.
+// bytes with a reset; where none are due, it is sent some that mean nothing. One
+// that can be sent none before its answer is taken for gone.
 func (c *clientConn) awaitReset() error {
-	c.poke()
+	c.mu.Lock()
+	c.ended = true
+	handling := c.handling
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		c.ended = false
+		c.mu.Unlock()
+	}()
+	if handling && !c.poke() {
+		return io.EOF
+	}
 	raw, err := c.tcp.SyscallConn()
 	if err != nil {
 		return io.EOF
@@ -231,22 +279,24 @@ func (c *clientConn) awaitReset() error {
 // tcpClose is TCP_CLOSE of the kernel's connection states.
 const tcpClose = 7
 
-// poke sends bytes that change nothing for a client that still reads.
-func (c *clientConn) poke() {
+// poke sends bytes that change nothing for a client that still reads; false
+// where the answer has not begun and an older client takes nothing before it.
+func (c *clientConn) poke() bool {
 	c.mu.Lock()
-	answered := c.answered
-	if !answered && c.handling && c.interim {
+	answered, interim := c.answered, c.interim
+	if !answered && interim {
 		_, _ = io.WriteString(c.Conn, interimContinue) // every client takes one it did not ask for
 	}
 	c.mu.Unlock()
 	if !answered {
-		return
+		return interim
 	}
 	c.probing.Lock()
 	defer c.probing.Unlock()
 	if c.probe != nil {
 		c.probe()
 	}
+	return true
 }
 
 // setProbe names what writes meaningless bytes into the answer under way; nil

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -111,6 +112,71 @@ func TestUsageThatIsNoNumberIsNoUsage(t *testing.T) {
 		got.readUsage([]byte(text))
 		if got != want {
 			t.Errorf("%s was read as %+v, want %+v", text, got, want)
+		}
+	}
+}
+
+// TestAPipelinedRequestWhoseHeadWasReadInTwoIsNotTakenForAPlainOne cuts a head so
+// that its second part alone would be a head that gives one length.
+func TestAPipelinedRequestWhoseHeadWasReadInTwoIsNotTakenForAPlainOne(t *testing.T) {
+	t.Parallel()
+	first, second := framed("1.1", chat), "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nX: POST /v1/completions"
+	r := newRig(t, Options{}, echo)
+	c := r.dial(t)
+	in := bufio.NewReader(c)
+	_, _ = io.WriteString(c, first+second)
+	resp := answerOf(t, in)
+	_, _ = io.Copy(io.Discard, resp.Body)
+	_ = resp.Body.Close()
+	_, _ = io.WriteString(c, fmt.Sprintf(" HTTP/1.1\r\nContent-Length: %d\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(chat)+11, len(chat), chat))
+	resp = answerOf(t, in)
+	body, _ := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if !resp.Close {
+		t.Errorf("a length said twice was let through on a connection that goes on: %d %s", resp.StatusCode, body)
+	}
+}
+
+func TestRequestsWithChunksKeepTheirConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{}, echo)
+	c := r.dial(t)
+	in := bufio.NewReader(c)
+	for i := range 5 {
+		_, _ = io.WriteString(c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"+inChunk(chat)+"0\r\n\r\n")
+		resp := answerOf(t, in)
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		if resp.StatusCode != 200 || resp.Close {
+			t.Fatalf("request %d got %d, close %v", i, resp.StatusCode, resp.Close)
+		}
+	}
+}
+
+func TestARequestWithoutABodyAndThePartsOfTheNextAreKeptApart(t *testing.T) {
+	t.Parallel()
+	asked, goOn := make(chan struct{}, 1), make(chan struct{}, 1)
+	r := newRig(t, Options{}, func(_ http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			asked <- struct{}{}
+			<-goOn
+		}
+	})
+	c := r.dial(t)
+	in := bufio.NewReader(c)
+	for i := range 3 {
+		_, _ = io.WriteString(c, "GET /v1/engine/own HTTP/1.1\r\nHost: x\r\n\r\n")
+		receive(t, asked, "the engine's request")
+		next := "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunk(chat) + "0\r\n\r\n"
+		_, _ = io.WriteString(c, next) // the watch reads its first byte
+		goOn <- struct{}{}
+		for range 2 {
+			resp := answerOf(t, in)
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+			if resp.StatusCode != 200 || resp.Close {
+				t.Fatalf("round %d: got %d, close %v", i, resp.StatusCode, resp.Close)
+			}
 		}
 	}
 }

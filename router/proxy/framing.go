@@ -15,7 +15,7 @@ type framing struct {
 	have      int      // bytes of it
 	lines     int
 	past      bool // the head's end has been seen
-	odd       bool // the first line is none of a request
+	blind     bool // it does not begin where the request does
 	length    bool // Content-Length stands in it
 	transfers bool // Transfer-Encoding does
 }
@@ -23,7 +23,6 @@ type framing struct {
 var (
 	lengthField    = []byte("content-length:")
 	transfersField = []byte("transfer-encoding:")
-	http1          = []byte(" HTTP/1.")
 )
 
 // feed takes bytes of a head, cut anywhere. Those behind its end are left alone.
@@ -36,9 +35,6 @@ func (f *framing) feed(b []byte) {
 			b = b[at+1:]
 		}
 		f.have += copy(f.line[f.have:], piece)
-		if f.lines == 0 && at >= 0 {
-			f.odd = !bytes.Contains(piece, http1)
-		}
 		if at < 0 {
 			return
 		}
@@ -67,9 +63,9 @@ func (f *framing) judge() {
 }
 
 // ambiguous says whether r could end at two places for two readers. unsure is
-// for a request of which f saw no head, such as a pipelined one.
+// for a request whose head f did not see whole, such as a pipelined one.
 func (f *framing) ambiguous(r *http.Request) (yes, unsure bool) {
-	if !f.past || f.odd {
+	if !f.past || f.blind {
 		return false, len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1)
 	}
 	return f.transfers && (f.length || !r.ProtoAtLeast(1, 1)), false
