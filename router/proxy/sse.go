@@ -247,7 +247,8 @@ func (s *sseScanner) chunk(d []byte) (drop bool, cut span) {
 		case "type":
 			if stop := skipString(d, v); d[v] == '"' && stop > 0 {
 				kind := d[v:stop]
-				closing = bytes.HasPrefix(kind, responseName) && !bytes.HasSuffix(kind, deltaName)
+				// An event names its own type; those of what it holds are no "response.".
+				closing = closing || bytes.HasPrefix(kind, responseName) && !bytes.HasSuffix(kind, deltaName)
 				switch string(kind) {
 				case `"response.completed"`, `"response.incomplete"`:
 					s.done = true

@@ -149,9 +149,9 @@ func TestWhatTheEndOfAResponseTellsAgainIsNotCounted(t *testing.T) {
 		`{"content_index":0,"delta":"b ","type":"response.output_text.delta"}`,
 		`{"delta":"c","type":"response.reasoning_text.delta"}`,
 		`{"content_index":0,"text":"a b ","type":"response.output_text.done"}`,
-		`{"type":"response.content_part.done","part":{"text":"a b "}}`,
-		`{"item":{"content":[{"text":"a b "}]},"type":"response.output_item.done"}`,
-		`{"type":"response.completed","response":{"output":[{"content":[{"text":"a b "}]}]}}`,
+		`{"type":"response.content_part.done","part":{"type":"output_text","text":"a b "}}`,
+		`{"item":{"type":"message","content":[{"type":"output_text","text":"a b "}]},"type":"response.output_item.done"}`,
+		`{"type":"response.completed","response":{"output":[{"type":"message","content":[{"type":"output_text","text":"a b "}]}]}}`,
 	} {
 		s.feed([]byte("event: x\ndata: " + event + "\n\n"))
 	}
