@@ -122,7 +122,7 @@ func (a *answer) copy(length int64) {
 func (a *answer) unbegun(err error) {
 	header := a.w.Header()
 	for name := range header {
-		if name != "X-Request-Id" {
+		if name != "X-Request-Id" && name != "Connection" { // the router's own
 			delete(header, name)
 		}
 	}

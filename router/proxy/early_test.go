@@ -137,6 +137,32 @@ func TestAPipelinedRequestWhoseHeadWasReadInTwoIsNotTakenForAPlainOne(t *testing
 	}
 }
 
+// TestAConnectionInDoubtEndsHoweverItsAnswerComes asks over a connection whose
+// second head the router cannot see, of engines that break off or that name
+// Connection as a field of their own connection.
+func TestAConnectionInDoubtEndsHoweverItsAnswerComes(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]string{
+		"broken off": okHead + "Content-Length: 9\r\n\r\n{}",
+		"named":      okHead + "Connection: connection\r\nContent-Length: 2\r\n\r\n{}",
+	} {
+		s := &script{bytes: answer, end: "fin"}
+		r := newRig(t, Options{})
+		r.targets = []Target{{URL: rawEngine(t, s.serve), EndpointID: "e", Pool: "p", LogicalModel: "m"}}
+		c := r.dial(t)
+		in := bufio.NewReader(c)
+		_, _ = io.WriteString(c, framed("1.1", chat)+"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"+inChunk(chat)+"0\r\n\r\n")
+		for i, closed := range []bool{false, true} {
+			resp := answerOf(t, in)
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+			if resp.Close != closed {
+				t.Errorf("%s: answer %d of status %d ends the connection: %v", name, i, resp.StatusCode, resp.Close)
+			}
+		}
+	}
+}
+
 func TestRequestsWithChunksKeepTheirConnection(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{}, echo)

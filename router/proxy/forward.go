@@ -67,10 +67,10 @@ func (p *Proxy) abandoned(w http.ResponseWriter, r *http.Request, c *call) {
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 	p.budget.request()
 	var avoid func(string) bool
-	failure := FailureNone // of the attempt before
+	failure, unbegun := FailureNone, false // of the attempt before
 	for {
 		res, err := p.balancer.Acquire(&c.plan.req, avoid)
-		if err != nil && avoid != nil && failure == FailureReset {
+		if err != nil && avoid != nil && failure == FailureReset && !unbegun {
 			// Nothing else can serve: the endpoint itself may have closed an idle
 			// connection just as it was used.
 			res, err = p.balancer.Acquire(&c.plan.req, nil)
@@ -92,7 +92,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 			c.Added = sent.Sub(c.Start)
 		}
 		resp, err := p.send(r, c, t)
-		unbegun := false
+		unbegun = false
 		if err == nil && c.route.metered && resp.Status < 300 && isEvents(resp.Get("Content-Type")) {
 			// Engines send the head of a stream at once, also where the request then
 			// waits its turn (vLLM): it is no answer yet.

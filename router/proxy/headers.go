@@ -112,7 +112,7 @@ func copyResponseHeaders(to http.Header, from []wire.Field) {
 	}
 	for name := range strings.SplitSeq(connection, ",") {
 		name = http.CanonicalHeaderKey(textproto.TrimString(name))
-		if name != "X-Request-Id" && !isOwned(name) {
+		if name != "X-Request-Id" && name != "Connection" && !isOwned(name) {
 			delete(to, name)
 		}
 	}

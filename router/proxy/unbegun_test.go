@@ -95,3 +95,15 @@ func TestAStreamThatHadBegunIsNotAskedForAgain(t *testing.T) {
 		t.Fatalf("exchange %+v", x)
 	}
 }
+
+func TestAStreamThatWaitedAtTheOnlyEngineIsNotAskedForThereAgain(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	r := newRig(t, Options{}, answering)
+	r.targets[0].URL = queueing(t, &asked, "")
+	resp, got := r.post(t, "/v1/chat/completions", streamed)
+	wantError(t, resp, got, 502, "engine_lost")
+	if x := <-r.done; asked.Load() != 1 || x.Outcome != "engine_lost" || r.held != 0 {
+		t.Fatalf("the engine was asked %d times: exchange %+v, held %d", asked.Load(), x, r.held)
+	}
+}
