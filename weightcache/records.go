@@ -1,6 +1,7 @@
 package weightcache
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -182,21 +183,36 @@ func (s *Store) quarantine(path string) error {
 	return nil
 }
 
-// pin makes a manifest the durable meaning of its ref. The manifest it
-// replaces stays known, so that its bytes can be leased and evicted.
-func (s *Store) pin(m *artifact.Manifest) error {
-	s.recording <- struct{}{}
-	err := s.pinRecord(m)
+// pin makes a manifest the durable meaning of its ref and gives what the ref
+// means then. The manifest it replaces stays known, so that its bytes can be
+// leased and evicted. Without replace a ref that means something already keeps
+// its meaning: the answer may be older than that. A question that was given up
+// pins nothing: who asked may have been told something newer since.
+func (s *Store) pin(ctx context.Context, m *artifact.Manifest, replace bool) (*artifact.Manifest, error) {
+	select {
+	case s.recording <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("pin %s: %w", m.Ref, context.Cause(ctx))
+	}
+	now, found := s.pinned(m.Ref)
+	var err error
+	switch {
+	case ctx.Err() != nil:
+		err = fmt.Errorf("pin %s: %w", m.Ref, context.Cause(ctx))
+	case found && !replace:
+	default:
+		now, err = m, s.pinRecord(m)
+	}
 	<-s.recording
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// What the ref meant before may have lost the ref that opened it.
 	if err := s.reviewViews(); err != nil {
-		return fmt.Errorf("pin %s: %w", m.Ref, err)
+		return nil, fmt.Errorf("pin %s: %w", m.Ref, err)
 	}
 	s.notify()
-	return nil
+	return now, nil
 }
 
 // pinRecord writes the record; the caller has s.recording.

@@ -142,7 +142,7 @@ func (p *Puller) runResolve(ctx context.Context, key resolveKey, r *resolve, sou
 	var err error
 	for _, src := range sources {
 		var tryErr error
-		if m, tryErr = p.resolveFrom(ctx, src, key.ref); tryErr == nil {
+		if m, tryErr = p.resolveFrom(ctx, src, key.ref, key.refresh); tryErr == nil {
 			err = nil
 			break
 		}
@@ -185,8 +185,9 @@ func (p *Puller) runResolve(ctx context.Context, key resolveKey, r *resolve, sou
 // maxRefFailed bounds the refs that are remembered only for their failure.
 const maxRefFailed = 1000
 
-// resolveFrom asks one source, completes the listing and pins it.
-func (p *Puller) resolveFrom(ctx context.Context, src source.Source, ref artifact.Ref) (*artifact.Manifest, error) {
+// resolveFrom asks one source, completes the listing and pins it; only a
+// refresh moves a ref that was pinned meanwhile.
+func (p *Puller) resolveFrom(ctx context.Context, src source.Source, ref artifact.Ref, refresh bool) (*artifact.Manifest, error) {
 	var listing *artifact.Listing
 	for try := 1; ; try++ {
 		var err error
@@ -215,7 +216,7 @@ func (p *Puller) resolveFrom(ctx context.Context, src source.Source, ref artifac
 	if err == nil {
 		var m *artifact.Manifest
 		if m, err = artifact.NewManifest(&l); err == nil {
-			if err = p.store.pin(m); err == nil {
+			if m, err = p.store.pin(ctx, m, refresh); err == nil {
 				p.log.Info("ref is resolved", slog.String("ref", ref.String()), slog.String("artifact", m.Digest.String()),
 					slog.String("commit", m.Commit), slog.String("source", m.Source), slog.Int("files", len(m.Files)), slog.Int64("bytes", m.Size()))
 				return m, nil
@@ -228,7 +229,7 @@ func (p *Puller) resolveFrom(ctx context.Context, src source.Source, ref artifac
 // ask makes one Resolve. The source bounds the time of its answers: only it
 // knows whether it waits for an origin or reads a folder of terabytes.
 func (p *Puller) ask(ctx context.Context, src source.Source, ref artifact.Ref) (*artifact.Listing, error) {
-	if err := p.throttles.wait(ctx, src.Name()); err != nil {
+	if err := p.throttles.wait(ctx, src.Name(), nil); err != nil {
 		return nil, err
 	}
 	listing, err := src.Resolve(ctx, ref)

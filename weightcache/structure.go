@@ -125,9 +125,44 @@ func (s *Store) header(f artifact.File) (h *safetensors.Header, err error) {
 	return h, nil
 }
 
+// forgetMeant removes the superseded records of artifacts that a ref means now:
+// that ref's own record names them.
+func (s *Store) forgetMeant() {
+	s.recording <- struct{}{} // no ref moves between the look and the removal
+	defer func() { <-s.recording }()
+	type meant struct {
+		r      *record
+		ref    artifact.Ref
+		digest artifact.Digest
+	}
+	var found []meant
+	s.mu.Lock()
+	for _, m := range s.refs {
+		if r := s.artifacts[m.Digest]; r != nil {
+			for ref := range r.old {
+				found = append(found, meant{r, ref, m.Digest})
+				delete(r.old, ref)
+				if r.m.Ref == ref {
+					r.m = m
+				}
+			}
+		}
+	}
+	s.mu.Unlock()
+	for _, f := range found {
+		if err := s.removeIfThere(s.oldPath(f.ref, f.digest)); err != nil {
+			s.log.Warn("cannot remove superseded record", slog.String("ref", f.ref.String()), slog.Any("error", err))
+			s.mu.Lock()
+			f.r.old[f.ref] = true
+			s.mu.Unlock()
+		}
+	}
+}
+
 // sweepSuperseded removes what refs meant before, where they are Ready again or
 // mean nothing any more.
 func (s *Store) sweepSuperseded() {
+	s.forgetMeant()
 	s.mu.Lock()
 	current, old := map[artifact.Digest]bool{}, map[artifact.Ref]bool{}
 	for _, m := range s.refs {

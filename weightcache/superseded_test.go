@@ -66,6 +66,24 @@ func TestNoRecordIsLeftOfAnArtifactThatTwoRefsMeantInTurn(t *testing.T) {
 	}
 }
 
+func TestARecordOfWhatAnotherRefStillMeansIsNotKeptTwice(t *testing.T) {
+	t.Parallel()
+	r, _, fixed, old, _ := moveMain(t)
+	r.store.sweepSuperseded()
+	if got := records(t, r); len(got) != 2 || strings.Contains(strings.Join(got, " "), supersededTag) {
+		t.Errorf("two refs have the records %q", got)
+	}
+	if m, found := r.store.pinned(fixed); !found || m.Digest != old.Digest || !r.store.Ready(old.Digest) {
+		t.Error("what the commit means is not ready any more")
+	}
+	if err := r.puller.Remove(t.Context(), fixed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.store.Acquire(old.Digest); err == nil {
+		t.Error("the artifact that no ref means is still known")
+	}
+}
+
 func TestAnArtifactThatEachOfItsRefsHasLeftGoes(t *testing.T) {
 	t.Parallel()
 	r, src, fixed, old, _ := moveMain(t)
