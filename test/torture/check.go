@@ -23,13 +23,12 @@ import (
 const (
 	// maxOpenFiles is the most descriptors of an agent at rest.
 	maxOpenFiles = 100
-	// startLimit bounds a start, and settleLimit what follows once the origin
-	// behaves.
-	startLimit  = 2 * time.Minute
-	settleLimit = 5 * time.Minute
-	restLimit   = time.Minute
-	// stopLimit is what an agent may take to end after SIGTERM.
-	stopLimit = time.Minute
+	// startLimit bounds a start.
+	startLimit = 2 * time.Minute
+	// stuckLimit is how long nothing may come from an origin that behaves while
+	// a pull waits. How fast it comes is the machine's matter.
+	stuckLimit = 3 * time.Minute
+	restLimit  = 2 * time.Minute
 	// perFile is what a file may occupy on the drive besides its bytes.
 	perFile = 8 << 10
 )
@@ -138,7 +137,7 @@ func (t *torture) resume(ctx context.Context) error {
 		if err != nil {
 			continue // its commit may be gone from the origin; settling decides
 		}
-		r.know(m.Commit)
+		r.know(m.Commit, false)
 		lost := t.origin.Bytes() - before - (m.Size - present)
 		t.lost(lost)
 		if limit := int64(victim.Streams) * int64(victim.SegmentSize); lost > limit {
@@ -151,8 +150,8 @@ func (t *torture) resume(ctx context.Context) error {
 // settle gives every ref that is not removed a Ready artifact, then checks the
 // whole store against what is listed.
 func (t *torture) settle(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, settleLimit)
-	defer cancel()
+	ctx, end := t.unlessStuck(ctx)
+	defer end()
 	for _, r := range t.model.all() {
 		standing, commit, _ := r.now()
 		if standing == removed {
@@ -175,14 +174,41 @@ func (t *torture) settle(ctx context.Context) error {
 		m, err := t.agent.Client.Pull(ctx, admin.PullRequest{Ref: r.full(), Refresh: refresh}, nil)
 		end(err == nil)
 		if err != nil {
-			return fmt.Errorf("settle: pull %s: %w", r.name, err)
+			return fmt.Errorf("settle: pull %s: %w", r.name, errors.Join(err, context.Cause(ctx)))
 		}
 		if fetched := t.origin.Bytes() - before; standing == ready && (fetched != 0 || m.Commit != commit) {
 			return fmt.Errorf("settle: %s was Ready at %s; a pull fetched %d bytes and gave %s", r.name, commit, fetched, m.Commit)
 		}
-		r.know(m.Commit)
+		r.know(m.Commit, refresh)
 	}
 	return t.checkStore(ctx)
+}
+
+// errStuck ends what waits for an agent that asks its origin for nothing.
+var errStuck = fmt.Errorf("nothing came from the origin for %v", stuckLimit)
+
+// unlessStuck is ctx until the origin was asked for nothing and sent nothing
+// for stuckLimit.
+func (t *torture) unlessStuck(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		moved, last := time.Now(), int64(-1)
+		for {
+			if now := t.origin.Bytes() + t.origin.Requests(); now != last {
+				moved, last = time.Now(), now
+			} else if time.Since(moved) > stuckLimit {
+				cancel(errStuck)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // checkStore holds the drive against what is listed. It waits until views and

@@ -34,6 +34,9 @@ type ref struct {
 	// loose says that one ended without an answer in this life of the agent.
 	pinning, pins int
 	loose         bool
+	// stray says that a refresh lost its answer in this life of the agent: until
+	// another is answered it may still move the ref.
+	stray bool
 	// changes counts removals and refreshes begun: what a reader sees between
 	// two equal counts is of one artifact.
 	changes int
@@ -69,12 +72,21 @@ func (r *ref) pin() func(answered bool) {
 	}
 }
 
-// know notes an acknowledged commit.
-func (r *ref) know(commit string) {
+// know notes an acknowledged commit, told by a refresh or not.
+func (r *ref) know(commit string, refresh bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.standing, r.commit = ready, commit
 	r.seen, r.present = "", 0
+	if r.stray = r.stray && !refresh; !r.stray {
+		r.standing, r.commit = ready, commit
+	}
+}
+
+// lost notes a refresh whose answer was lost.
+func (r *ref) lost() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stray = true
 }
 
 // change begins a call after which the ref may mean something else. It gives
@@ -129,7 +141,7 @@ func (r *ref) now() (standing, string, int) {
 func (r *ref) reborn() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.loose = false
+	r.loose, r.stray = false, false
 }
 
 // model is the driver's knowledge of all refs.

@@ -29,7 +29,7 @@ var repositories = []string{"org/ash", "org/birch", "org/cedar", "org/doug"}
 const budget = 512 * units.MiB
 
 // roundLimit bounds a round: whatever hangs longer is a fault.
-const roundLimit = 15 * time.Minute
+const roundLimit = 30 * time.Minute
 
 var errSlowRound = fmt.Errorf("the round took longer than %v", roundLimit)
 
@@ -149,6 +149,9 @@ func run(ctx context.Context, o options) (Summary, error) {
 		t.summary.Commits = t.origin.made
 	}
 	if err != nil {
+		if t.agent != nil {
+			t.agent.Dump()
+		}
 		t.summary.Failure, t.summary.Dir = err.Error(), o.dir
 	}
 	return t.summary, err
@@ -184,7 +187,7 @@ func (t *torture) round(ctx context.Context, n int, dice *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	if err := t.agent.Terminate(stopLimit); err != nil {
+	if err := t.agent.Terminate(); err != nil {
 		return err
 	}
 	t.bytesAtDeath = t.origin.Bytes()
@@ -253,7 +256,7 @@ func (t *torture) live(ctx context.Context, dice *rand.Rand) (string, error) {
 	case !paused && dice.IntN(5) == 0: // a stopped process cannot end by itself
 		death = "term"
 		t.summary.Stops++
-		err = t.agent.Terminate(stopLimit)
+		err = t.agent.Terminate()
 	default:
 		if paused {
 			death = "stop+kill"

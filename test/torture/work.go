@@ -136,7 +136,11 @@ func (c *crew) pull(ctx context.Context, dice *rand.Rand, r *ref, refresh bool) 
 		if answered && !refresh && before == ready {
 			return fmt.Errorf("pull %s: it was Ready at commit %s: %w", r.name, commit, err)
 		}
-		if len(moved) == 1 && moved[0] == commit && before == ready {
+		switch {
+		case !refresh || r.fixed() != "":
+		case !answered:
+			r.lost()
+		case len(moved) == 1 && moved[0] == commit:
 			r.back(before, commit) // it could not have moved
 		}
 		return nil
@@ -155,7 +159,7 @@ func (c *crew) pull(ctx context.Context, dice *rand.Rand, r *ref, refresh bool) 
 	if found := c.t.origin.commit(m.Commit); found == nil || found.digest.String() != m.Digest {
 		return fmt.Errorf("pull %s: %w with this artifact: %s %s", r.name, errStrange, m.Commit, m.Digest)
 	}
-	r.know(m.Commit)
+	r.know(m.Commit, refresh)
 	c.t.count("pull ok")
 	return nil
 }

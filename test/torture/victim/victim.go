@@ -92,6 +92,14 @@ func New(ctx context.Context, r *rig.Rig, o Options) (*Agent, error) {
 	}, nil
 }
 
+const (
+	// stopLimit is what an agent may take to end after SIGTERM: the 10 s of its
+	// own promise, past which it leaves whatever does not end and says so in its
+	// status, and as much again for a machine that is busy with other things.
+	stopLimit = 20 * time.Second
+	dumpLimit = 30 * time.Second
+)
+
 // How a victim pulls: in small pieces, so that pulls are met in the middle.
 const (
 	SegmentSize = 256 * units.KiB
@@ -122,21 +130,38 @@ func (a *Agent) Ready(ctx context.Context) (time.Duration, error) {
 var ErrSlowStop = errors.New("the agent did not end in time after SIGTERM")
 
 // Terminate sends SIGTERM and waits for the end. Errors wrap ErrSlowStop, or
-// tell a status other than 0.
-func (a *Agent) Terminate(limit time.Duration) error {
+// tell a status other than 0; what a slow one still does is in its log.
+func (a *Agent) Terminate() error {
 	a.Signal(syscall.SIGTERM)
-	timer := time.NewTimer(limit)
+	timer := time.NewTimer(stopLimit)
 	defer timer.Stop()
 	select {
 	case <-a.Done():
 	case <-timer.C:
-		a.Kill()
-		return fmt.Errorf("stop agent: %w: %v", ErrSlowStop, limit)
+		a.Dump()
+		return fmt.Errorf("stop agent: %w: %v", ErrSlowStop, stopLimit)
 	}
 	if err := a.Err(); err != nil {
 		return fmt.Errorf("stop agent: %w", err)
 	}
 	return nil
+}
+
+// Dump ends an agent that runs and has it write what each of its goroutines
+// does to its log.
+func (a *Agent) Dump() {
+	if a.Process == nil {
+		return
+	}
+	a.Signal(syscall.SIGCONT) // it may be stopped
+	a.Signal(syscall.SIGQUIT)
+	timer := time.NewTimer(dumpLimit)
+	defer timer.Stop()
+	select {
+	case <-a.Done():
+	case <-timer.C:
+		a.Kill()
+	}
 }
 
 // PeakMemory is the most resident memory so far, in bytes.
