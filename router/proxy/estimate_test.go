@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"encoding/json"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -56,5 +58,24 @@ func TestAChunkedErrorKeepsItsStatus(t *testing.T) {
 	})
 	if resp, got := r.post(t, "/v1/completions", `{"model":"m","prompt":"x"}`); resp.StatusCode != http.StatusTeapot || got != "{}" {
 		t.Errorf("got %s %q", resp.Status, got)
+	}
+}
+
+func TestWhatEscapesAddToATextIsCountedToTheByte(t *testing.T) {
+	t.Parallel()
+	pieces := []string{`a`, `\n`, `\"`, `\\`, `\/`, `\u0000`, `\u007f`, `\u0080`, `\u07FF`, `\u0800`, `\uffff`, `\ud83d\ude00`, `\uD83D\uDE00`, `é`, `語`, strings.Repeat("x", 50)}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var inner strings.Builder
+		for kinds := 1 + rng.IntN(len(pieces)); rng.IntN(12) > 0; {
+			inner.WriteString(pieces[rng.IntN(kinds)])
+		}
+		var text string
+		if err := json.Unmarshal([]byte(`"`+inner.String()+`"`), &text); err != nil {
+			t.Fatal(err)
+		}
+		if _, got := skipText([]byte(`"`+inner.String()+`"`), 0); got != inner.Len()-len(text) {
+			t.Fatalf("%s: %d, want %d", inner.String(), got, inner.Len()-len(text))
+		}
 	}
 }

@@ -60,21 +60,39 @@ type facts struct {
 	long                 longStrings
 }
 
+// longString is a string of a body, and by how many bytes escapes make it longer
+// than the UTF-8 text it stands for.
+type longString struct {
+	span
+	escapes int
+}
+
 // longStrings notes where long strings lie, in order, so that a second walk
 // over a scanned body steps over them. Past maxLong they are not noted.
-type longStrings []span
+type longStrings []longString
 
 const (
 	longBytes = 256  // shorter strings are passed over again as fast
-	maxLong   = 4096 // 64 KiB of notes
+	maxLong   = 4096 // 96 KiB of notes
 )
 
-func (l *longStrings) note(off, end int) {
+func (l *longStrings) note(s longString) {
 	n := len(*l)
 	// stream_options is looked at twice, hence the order's check.
-	if end-off >= longBytes && n < maxLong && (n == 0 || off > (*l)[n-1].off) {
-		*l = append(*l, span{off, end})
+	if s.end-s.off >= longBytes && n < maxLong && (n == 0 || s.off > (*l)[n-1].off) {
+		*l = append(*l, s)
 	}
+}
+
+// at is the noted string that begins at b[i], nil if there is none.
+func (l longStrings) at(i int) *longString {
+	if len(l) == 0 {
+		return nil
+	}
+	if at, found := slices.BinarySearchFunc(l, i, func(s longString, i int) int { return s.off - i }); found {
+		return &l[at]
+	}
+	return nil
 }
 
 // skip is skipValue for a body that has been scanned.
@@ -82,11 +100,21 @@ func (l longStrings) skip(b []byte, i int) int {
 	if b[i] != '"' || len(l) == 0 {
 		return skipValue(b, i, 0)
 	}
-	at, found := slices.BinarySearchFunc(l, i, func(s span, i int) int { return s.off - i })
-	if found {
-		return l[at].end
+	if s := l.at(i); s != nil {
+		return s.end
 	}
 	return skipString(b, i)
+}
+
+// escapes is longString.escapes of any string.
+func (l longStrings) escapes(b []byte, s span) int {
+	if s.end-s.off >= longBytes {
+		if noted := l.at(s.off); noted != nil {
+			return noted.escapes
+		}
+	}
+	_, n := skipText(b, s.off)
+	return n
 }
 
 // failure codes of the skip functions: an offset that failed is ^offset.
@@ -318,9 +346,16 @@ const (
 )
 
 // skipString gives the offset past the string that begins at b[i], or ^offset
-// of what is wrong. It looks at eight bytes at a time for a quote, a backslash
-// or a control character; the lowest marked byte is always a true one.
+// of what is wrong.
 func skipString(b []byte, i int) int {
+	end, _ := skipText(b, i)
+	return end
+}
+
+// skipText is skipString that counts what longString.escapes is. It looks at
+// eight bytes at a time for a quote, a backslash or a control character; the
+// lowest marked byte is always a true one.
+func skipText(b []byte, i int) (end, escapes int) {
 	i++
 	for {
 		for i+32 <= len(b) {
@@ -350,32 +385,46 @@ func skipString(b []byte, i int) int {
 			i++
 		}
 		if i >= len(b) {
-			return ^i
+			return ^i, 0
 		}
 		switch b[i] {
 		case '"':
-			return i + 1
+			return i + 1, escapes
 		case '\\':
 			if i++; i >= len(b) {
-				return ^i
+				return ^i, 0
 			}
 			switch b[i] {
 			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 				i++
+				escapes++
 			case 'u':
 				for range 4 {
 					if i++; i >= len(b) || !isHex(b[i]) {
-						return ^i
+						return ^i, 0
 					}
 				}
 				i++
+				escapes += len(`\u0000`) - utf8Bytes(b[i-4:i])
 			default:
-				return ^i
+				return ^i, 0
 			}
 		default:
-			return ^i
+			return ^i, 0
 		}
 	}
+}
+
+// utf8Bytes is how many bytes a code point of four hex digits takes. A surrogate
+// is half of a pair that takes four.
+func utf8Bytes(hex []byte) int {
+	switch {
+	case string(hex[:2]) == "00" && hex[2] < '8':
+		return 1
+	case hex[0] == '0' && hex[1] < '8', (hex[0] == 'd' || hex[0] == 'D') && hex[1] >= '8':
+		return 2
+	}
+	return 3
 }
 
 // special marks, in its high bits, the bytes of w that end a run of plain text.
@@ -444,10 +493,10 @@ value:
 	}
 	switch b[i] {
 	case '"':
-		from := i
-		i = skipString(b, i)
-		if long != nil {
-			long.note(from, i)
+		s := longString{span: span{off: i}}
+		i, s.escapes = skipText(b, i)
+		if s.end = i; long != nil {
+			long.note(s)
 		}
 	case '{', '[':
 		if depth++; depth > MaxDepth {

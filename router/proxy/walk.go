@@ -1,8 +1,6 @@
 package proxy
 
 import (
-	"bytes"
-
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/hearth-dev/hearth/router/pick"
@@ -68,14 +66,14 @@ func (w *walker) run(b []byte, f *facts) {
 	}
 	if f.instructions.present() {
 		w.mark(markSystem)
-		w.value(f.instructions.of(b))
+		w.value(b, f.instructions)
 	}
 	switch {
 	case f.messages.present():
 		w.conversation(b, f.messages)
 	case f.prompt.present():
 		w.mark(markText)
-		w.value(f.prompt.of(b))
+		w.value(b, f.prompt)
 		w.listed(b, f.prompt)
 	case f.input.present():
 		w.conversation(b, f.input)
@@ -143,43 +141,13 @@ func (w *walker) compact(raw []byte) {
 
 // value writes a string's inner bytes as they stand in the body, or any other
 // value compacted. What escapes add to a string is no prompt.
-func (w *walker) value(raw []byte) {
-	if raw[0] == '"' {
-		w.write(raw[1 : len(raw)-1])
-		w.counted -= escapes(raw[1 : len(raw)-1])
+func (w *walker) value(b []byte, v span) {
+	if b[v.off] == '"' {
+		w.write(b[v.off+1 : v.end-1])
+		w.counted -= w.long.escapes(b, v)
 		return
 	}
-	w.compact(raw)
-}
-
-// escapes is by how many bytes the inside of a scanned, valid JSON string is
-// longer than the UTF-8 text it stands for.
-func escapes(p []byte) int {
-	n := 0
-	for {
-		at := bytes.IndexByte(p, '\\')
-		if at < 0 {
-			return n
-		}
-		p = p[at+1:]
-		if p[0] != 'u' {
-			n++
-			p = p[1:]
-			continue
-		}
-		const written = len(`\u0000`)
-		switch high, low := string(p[1:3]), p[3]; {
-		case high == "00" && low < '8':
-			n += written - 1
-		case p[1] == '0' && p[2] < '8':
-			n += written - 2
-		case (p[1] == 'd' || p[1] == 'D') && p[2] >= '8':
-			n += written - 2 // half of a pair that stands for four bytes
-		default:
-			n += written - 3
-		}
-		p = p[written-1:]
-	}
+	w.compact(v.of(b))
 }
 
 // listed takes what makes a list of strings one out of the count; a list of
@@ -191,7 +159,7 @@ func (w *walker) listed(b []byte, list span) {
 	elements(b, list.off, func(at int) int {
 		end := w.long.skip(b, at)
 		if b[at] == '"' {
-			w.counted -= len(`"",`) + escapes(b[at+1:end-1])
+			w.counted -= len(`"",`) + w.long.escapes(b, span{at, end})
 		}
 		return end
 	})
@@ -202,7 +170,7 @@ func (w *walker) listed(b []byte, list span) {
 func (w *walker) conversation(b []byte, list span) {
 	if !list.is(b, '[') {
 		w.mark(markText)
-		w.value(list.of(b))
+		w.value(b, list)
 		return
 	}
 	elements(b, list.off, func(at int) int {
@@ -215,7 +183,7 @@ func (w *walker) conversation(b []byte, list span) {
 			return end
 		}
 		end := w.long.skip(b, at)
-		w.value(b[at:end])
+		w.value(b, span{at, end})
 		return end
 	})
 }
@@ -245,7 +213,7 @@ func (w *walker) message(b []byte, at int) int {
 			end := w.long.skip(b, i)
 			w.user = w.user || string(b[i:end]) == `"user"`
 			if !written {
-				w.value(b[i:end])
+				w.value(b, span{i, end})
 				roleSeen = true
 			}
 			return end
@@ -295,7 +263,7 @@ func (w *walker) member(b []byte, key, value span) {
 	w.mark(markMember)
 	w.write(key.of(b))
 	w.mark(markContent)
-	w.value(value.of(b))
+	w.value(b, value)
 }
 
 // content writes a string's bytes, or the parts, and gives the offset past it.
@@ -312,7 +280,7 @@ func (w *walker) content(b []byte, at int) int {
 	}
 	end := w.long.skip(b, at)
 	if b[at] != 'n' {
-		w.value(b[at:end])
+		w.value(b, span{at, end})
 	}
 	return end
 }
@@ -322,7 +290,7 @@ func (w *walker) content(b []byte, at int) int {
 func (w *walker) part(b []byte, at int) int {
 	if b[at] != '{' {
 		end := w.long.skip(b, at)
-		w.value(b[at:end])
+		w.value(b, span{at, end})
 		return end
 	}
 	var body, image span
@@ -338,7 +306,7 @@ func (w *walker) part(b []byte, at int) int {
 	})
 	switch {
 	case body.is(b, '"'):
-		w.value(body.of(b))
+		w.value(b, body)
 	case image.present():
 		w.images = true
 		url := image
@@ -352,7 +320,7 @@ func (w *walker) part(b []byte, at int) int {
 			})
 		}
 		before := w.counted
-		w.value(url.of(b))
+		w.value(b, url)
 		w.counted = before + min(w.counted-before, imageTokenBytes)
 	default:
 		w.compact(b[at:end])
