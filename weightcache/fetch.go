@@ -75,14 +75,14 @@ func sleep(ctx context.Context, d time.Duration) error {
 // byte received. Tries are counted afresh after progress: any byte, but of a
 // source that trickles or falls silent what minSourceRate wants of a stall
 // timeout.
-func (st *streams) fetch(ctx context.Context, l *landing, segment int, f artifact.File) error {
-	p := st.p
+func (st *streams) fetch(ctx context.Context, j *job, f artifact.File) error {
+	p, l, segment := st.p, j.landing, j.segment
 	for try := 1; ; try++ {
 		at := l.at(segment)
 		if at == l.length(segment) {
 			return nil
 		}
-		err := st.stream(ctx, l, segment, f, at)
+		err := st.stream(ctx, j, f, at)
 		if errors.Is(err, errTurn) && ctx.Err() == nil {
 			return nil // the rest is somebody's later
 		}
@@ -118,7 +118,7 @@ func (st *streams) fetch(ctx context.Context, l *landing, segment int, f artifac
 			return fmt.Errorf("fetch file %s: gave up after %d tries: %w", f.Path, try, err)
 		}
 		p.stats.retries.Add(1)
-		if err := sleep(ctx, p.pause(try, err)); err != nil {
+		if err := j.permit.sleep(ctx, p.pause(try, err)); err != nil {
 			return err
 		}
 	}
@@ -132,33 +132,37 @@ func (l *landing) at(segment int) int64 {
 }
 
 // stream makes one ranged GET and lands what it yields.
-func (st *streams) stream(ctx context.Context, l *landing, segment int, f artifact.File, at int64) error {
+func (st *streams) stream(ctx context.Context, j *job, f artifact.File, at int64) error {
+	l, segment := j.landing, j.segment
 	n := l.length(segment) - at
 	off := int64(segment)*l.segment + at
-	in := intake{pay: st.p.limiter.WaitN, take: func(piece []byte) error {
+	in := intake{permit: j.permit, pay: st.p.limiter.WaitN, take: func(piece []byte) error {
 		st.counter.Add(int64(len(piece)))
 		if err := l.write(segment, piece); err != nil {
 			return fmt.Errorf("%w: %w", errWrite, err)
 		}
 		return nil
 	}}
-	if at == 0 && n > sipBytes && st.p.crowded() {
+	readable := l.size > minSegment+sipBytes || len(l.written) > 1 // else nothing of a sip could be given
+	if at == 0 && n > sipBytes && readable && st.p.crowded() {
 		n = sipBytes
 		in.pay = func(_ context.Context, n int) error {
 			st.p.limiter.Charge(n) // the next reader is not to wait for it
 			return nil
 		}
 	}
-	// Who has nothing yet is not sent to the end of the queue again.
-	in.yield = func() bool { return l.at(segment) > 0 && st.p.crowded() }
+	// Who has nothing yet is not sent to the end of the queue again before
+	// something came: answers that take longer than a turn would never come.
+	in.yield = func() bool { return (l.at(segment) > at || !st.p.awaited(l, segment)) && st.p.crowded() }
 	return st.p.receive(ctx, st.src, st.pl.m.Listing(), f, off, n, in)
 }
 
 // intake is what becomes of the bytes of a range.
 type intake struct {
-	take  func(piece []byte) error               // piece stays valid during the call only
-	pay   func(ctx context.Context, n int) error // called once n bytes were taken
-	yield func() bool                            // whether to stop early with errTurn; nil means never
+	permit *permit                                // given away while the source is not to be asked; nil: none
+	take   func(piece []byte) error               // piece stays valid during the call only
+	pay    func(ctx context.Context, n int) error // called once n bytes were taken
+	yield  func() bool                            // whether to stop early with errTurn; nil means never
 }
 
 // pace judges one body by what came during a stall timeout of waiting for it.
@@ -187,7 +191,7 @@ func (c *pace) add(n int, took time.Duration) error {
 // minSourceRate and hands them on in pieces. What came before an error is handed
 // on as well.
 func (p *Puller) receive(ctx context.Context, src source.Source, listing *artifact.Listing, f artifact.File, off, n int64, in intake) (err error) {
-	if err := p.throttles.wait(ctx, src.Name()); err != nil {
+	if err := p.throttles.waitAside(ctx, src.Name(), in.permit); err != nil {
 		return err
 	}
 	defer func() { p.throttles.note(err) }()

@@ -347,6 +347,7 @@ type job struct {
 	ff      *fileFlight
 	landing *landing
 	segment int
+	permit  *permit
 }
 
 // run fetches segments until none is left.
@@ -357,7 +358,7 @@ func (st *streams) run(ctx context.Context) error {
 			return err
 		}
 		err = st.do(ctx, j)
-		<-st.p.tokens
+		j.permit.give()
 		st.p.mu.Lock()
 		st.p.wake.fire()
 		st.p.mu.Unlock()
@@ -367,24 +368,24 @@ func (st *streams) run(ctx context.Context) error {
 	}
 }
 
-// next waits for a stream's token and a segment; nil means that every file is
-// committed. The token is held exactly when a job is given.
+// next waits for a permit and a segment; nil means that every file is committed.
+// The permit is held exactly when a job is given.
 func (st *streams) next(ctx context.Context) (*job, error) {
 	p := st.p
 	for {
-		select {
-		case p.tokens <- struct{}{}:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		held := &permit{p: p}
+		if err := held.take(ctx); err != nil {
+			return nil, err
 		}
 		p.mu.Lock()
 		j, finished, err := st.pl.pickLocked()
 		wait := p.wake.wait()
 		p.mu.Unlock()
 		if j != nil {
+			j.permit = held
 			return j, nil
 		}
-		<-p.tokens
+		held.give()
 		if err != nil || finished {
 			return nil, err
 		}
@@ -397,8 +398,8 @@ func (st *streams) next(ctx context.Context) (*job, error) {
 }
 
 // pickLocked chooses the next segment: of a file of which a reader has nothing
-// yet, then of one that a reader waits for, then metadata, then the file with the fewest streams, begun before not
-// begun. Spreading streams over files keeps each file's bytes in order, which
+// yet, then of one that a reader waits for, then metadata, then the file with
+// the fewest streams, begun before not begun. Spreading streams over files keeps each file's bytes in order, which
 // lets them be hashed as they pass.
 func (pl *pull) pickLocked() (j *job, finished bool, err error) {
 	for len(pl.order) > 0 && pl.order[0].done {
@@ -486,7 +487,7 @@ func (st *streams) do(ctx context.Context, j *job) error {
 		}
 		j.landing, j.segment = l, segment
 	}
-	err := st.fetch(ctx, j.landing, j.segment, f)
+	err := st.fetch(ctx, j, f)
 	if err == nil && j.landing.at(j.segment) == j.landing.length(j.segment) {
 		if err = j.landing.seal(j.segment); err != nil {
 			err = fmt.Errorf("fetch file %s: %w", f.Path, err)

@@ -229,7 +229,7 @@ func (p *Puller) resolveFrom(ctx context.Context, src source.Source, ref artifac
 // ask makes one Resolve. The source bounds the time of its answers: only it
 // knows whether it waits for an origin or reads a folder of terabytes.
 func (p *Puller) ask(ctx context.Context, src source.Source, ref artifact.Ref) (*artifact.Listing, error) {
-	if err := p.throttles.wait(ctx, src.Name(), nil); err != nil {
+	if err := p.throttles.wait(ctx, src.Name()); err != nil {
 		return nil, err
 	}
 	listing, err := src.Resolve(ctx, ref)

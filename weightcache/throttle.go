@@ -35,7 +35,10 @@ func (t *throttles) note(err error) {
 }
 
 // wait returns once the source may be asked, or with the context's cause.
-func (t *throttles) wait(ctx context.Context, name string) error {
+func (t *throttles) wait(ctx context.Context, name string) error { return t.waitAside(ctx, name, nil) }
+
+// waitAside is wait for the holder of a permit, which others have meanwhile.
+func (t *throttles) waitAside(ctx context.Context, name string, held *permit) error {
 	for {
 		t.mu.Lock()
 		left := time.Until(t.until[name])
@@ -43,7 +46,7 @@ func (t *throttles) wait(ctx context.Context, name string) error {
 		if left <= 0 {
 			return nil
 		}
-		if err := sleep(ctx, left); err != nil {
+		if err := held.sleep(ctx, left); err != nil {
 			return err
 		}
 	}

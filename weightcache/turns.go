@@ -143,6 +143,58 @@ func (p *Puller) crowded() bool {
 	return false
 }
 
+// awaited reports whether a reader that was given nothing yet waits for a segment.
+func (p *Puller) awaited(l *landing, segment int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, pl := range p.pulls {
+		for r := range pl.wants[l.sha] {
+			if !r.given && r.waitsAt >= 0 && int(r.waitsAt/l.segment) == segment {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// permit is the right to ask a source, one of as many as there are streams. A
+// nil one has nothing to give.
+type permit struct {
+	p    *Puller
+	held bool
+}
+
+func (t *permit) take(ctx context.Context) error {
+	select {
+	case t.p.tokens <- struct{}{}:
+		t.held = true
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// give lets another stream have it; more than once is harmless.
+func (t *permit) give() {
+	if t.held {
+		t.held = false
+		<-t.p.tokens
+	}
+}
+
+// sleep waits while others have the permit: a source that fails or asks for a
+// pause is not to hold up those who read from another.
+func (t *permit) sleep(ctx context.Context, d time.Duration) error {
+	if t == nil {
+		return sleep(ctx, d)
+	}
+	t.give()
+	if err := sleep(ctx, d); err != nil {
+		return err
+	}
+	return t.take(ctx)
+}
+
 // watchTurn gives the range up, once a turn is over, where yield says so. It
 // ends with ctx.
 func watchTurn(ctx context.Context, giveUp context.CancelCauseFunc, yield func() bool) {

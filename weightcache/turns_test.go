@@ -13,6 +13,7 @@ import (
 
 	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
+	"github.com/hearth-dev/hearth/weightcache/source"
 )
 
 // patience is the silence on which hub clients give up.
@@ -304,5 +305,87 @@ func TestSegmentsAndPiecesSuitTheRate(t *testing.T) {
 		if s, n := p.segmentFor(c.size), p.pieceFor(); s != c.segment || n != c.piece {
 			t.Errorf("rate %d, size %d: segments of %d and pieces of %d, want %d and %d", c.rate, c.size, s, n, c.segment, c.piece)
 		}
+	}
+}
+
+func TestSlowAnswersGetSmallFilesWholeHoweverManyWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := newMemSource(model(8, minSegment/4*3))
+		src.fault = func(f artifact.File, _, _ int64, body []byte) (io.Reader, error) {
+			if f.Kind != artifact.Weights {
+				return bytes.NewReader(body), nil
+			}
+			return newDrip(body, len(body), turnLength*3/2), nil
+		}
+		r := newRig(t, src, func(_ *Options, p *PullerOptions) { p.Streams = 2 })
+		m, err := r.puller.Manifest(t.Context(), testRef)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		got := make(chan error, 8)
+		for i := range 8 {
+			rd, err := r.puller.Open(t.Context(), m, shardPath(i+1, 8))
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				_, err := readAll(ctx, rd, 0, rd.Size())
+				got <- errors.Join(err, rd.Close())
+			}()
+		}
+		for range 8 {
+			if err := <-got; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// otherRef is of a second source.
+var otherRef = artifact.Ref{Scheme: artifact.SchemeHub, Name: "other/tiny", Revision: artifact.DefaultRevision}
+
+func TestASourceThatAsksForAPauseOrFailsHoldsNobodyElseUp(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]error{
+		"pause":   &source.Error{Source: "mem", Op: "open", Err: source.ErrThrottled, RetryAfter: 2 * time.Minute},
+		"failure": &source.Error{Source: "mem", Op: "open", Err: source.ErrUnavailable},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			src, other := newMemSource(model(8, 4*testSegment)), newMemSource(model(2, 4*testSegment+1))
+			other.name = "other"
+			failing := true
+			src.fault = func(f artifact.File, _, _ int64, body []byte) (io.Reader, error) {
+				if failing && f.Kind == artifact.Weights {
+					return nil, fault
+				}
+				return bytes.NewReader(body), nil
+			}
+			r := newRig(t, src, func(_ *Options, p *PullerOptions) {
+				p.Streams, p.RetryBase, p.RetryMax, p.Attempts = 2, time.Minute, time.Minute, 20
+				p.Sources = append(p.Sources, Rule{Source: other, Refs: []string{"other/*"}})
+			})
+			pulled := make(chan error, 1)
+			go func() {
+				_, err := r.puller.Ensure(t.Context(), testRef, EnsureOptions{})
+				pulled <- err
+			}()
+			synctest.Wait()
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			if _, err := r.puller.Ensure(ctx, otherRef, EnsureOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if got := time.Since(began); got > 2*turnLength {
+				t.Errorf("%s: a pull from another source took %v", name, got)
+			}
+			src.set(func() { failing = false })
+			if err := <-pulled; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
