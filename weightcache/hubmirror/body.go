@@ -50,6 +50,10 @@ func (m *Mirror) serveFile(w http.ResponseWriter, r *http.Request, rt route, mf 
 	if text := r.Header.Get("Range"); text != "" && r.Method == http.MethodGet {
 		if cond := r.Header.Get("If-Range"); cond == "" || cond != "*" && matches(cond, tag) {
 			part = parseRange(text, f.Size)
+			if f.Size == 0 && part.status == http.StatusOK {
+				// Clients that ask by a range read the size from here.
+				h.Set("Content-Range", "bytes */0")
+			}
 		}
 		if part.from > 0 && m.isSuspect(f.SHA256) {
 			// The client may hold bytes that turned out wrong: only a whole

@@ -76,15 +76,32 @@ func TestRangesOfCommittedFilesAreExact(t *testing.T) {
 	}
 }
 
-func TestEmptyFilesAreServedAndTheirRangesAreNot(t *testing.T) {
+func TestEmptyFilesAreServedWholeToWhoeverAsksForTheirBeginning(t *testing.T) {
 	t.Parallel()
 	_, s := newSmall(t, Options{}, onDisk(t, pattern(10)))
 	url := s.URL + "/acme/tiny/resolve/main/empty.bin"
-	if a := ask(t, http.MethodGet, url, ""); a.StatusCode != http.StatusOK || len(a.body) != 0 || a.ContentLength != 0 {
-		t.Errorf("whole: %s with %d bytes", a.Status, len(a.body))
-	}
-	if a := ask(t, http.MethodGet, url, "", "Range", "bytes=0-0"); a.StatusCode != http.StatusRequestedRangeNotSatisfiable || a.Header.Get("X-Error-Code") == "" {
-		t.Errorf("range: %s", a.Status)
+	for text, want := range map[string]int{
+		"": http.StatusOK, "bytes=0-0": http.StatusOK, "bytes=0-": http.StatusOK, "bytes=-5": http.StatusOK,
+		"bytes=1-": http.StatusRequestedRangeNotSatisfiable,
+	} {
+		var header []string
+		if text != "" {
+			header = []string{"Range", text}
+		}
+		a := ask(t, http.MethodGet, url, "", header...)
+		if a.StatusCode != want || want == http.StatusOK && (len(a.body) != 0 || a.ContentLength != 0 || a.Header.Get("Etag") == "") {
+			t.Errorf("%q: %s with %d bytes, want %d", text, a.Status, len(a.body), want)
+		}
+		total := "bytes */0"
+		if text == "" {
+			total = ""
+		}
+		if got := a.Header.Get("Content-Range"); got != total {
+			t.Errorf("%q: Content-Range is %q, want %q", text, got, total)
+		}
+		if coded := a.Header.Get("X-Error-Code") != ""; coded != (want != http.StatusOK) {
+			t.Errorf("%q: X-Error-Code is %q", text, a.Header.Get("X-Error-Code"))
+		}
 	}
 }
 

@@ -15,7 +15,8 @@ type span struct {
 // parseRange reads a Range header for a file of size bytes (RFC 9110, 14.2). A
 // header that is malformed, of another unit or of several ranges is ignored,
 // which the RFC allows: the whole file is sent. Numbers past 63 bits are as
-// large as can be.
+// large as can be. So is a range that begins at the start of an empty file, or
+// counts from its end: clients begin with "bytes=0-0" and would fail on it.
 func parseRange(header string, size int64) span {
 	whole := span{0, size, http.StatusOK}
 	beyond := span{0, 0, http.StatusRequestedRangeNotSatisfiable}
@@ -32,8 +33,10 @@ func parseRange(header string, size int64) span {
 		switch {
 		case !ok:
 			return whole
-		case n == 0 || size == 0:
+		case n == 0:
 			return beyond
+		case size == 0:
+			return whole
 		}
 		n = min(n, size)
 		return span{size - n, n, http.StatusPartialContent}
@@ -50,7 +53,10 @@ func parseRange(header string, size int64) span {
 		}
 		to = min(to, end)
 	}
-	if from >= size {
+	switch {
+	case from == 0 && size == 0:
+		return whole
+	case from >= size:
 		return beyond
 	}
 	return span{from, to - from + 1, http.StatusPartialContent}
