@@ -76,6 +76,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 			res, err = p.balancer.Acquire(&c.plan.req, nil)
 		}
 		if err != nil && c.Retries > 0 {
+			c.Retries--                    // there was no second attempt
 			p.unanswered(w, r, c, failure) // an endpoint had it: that is what went wrong
 			return
 		}

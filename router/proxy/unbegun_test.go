@@ -103,7 +103,7 @@ func TestAStreamThatWaitedAtTheOnlyEngineIsNotAskedForThereAgain(t *testing.T) {
 	r.targets[0].URL = queueing(t, &asked, "")
 	resp, got := r.post(t, "/v1/chat/completions", streamed)
 	wantError(t, resp, got, 502, "engine_lost")
-	if x := <-r.done; asked.Load() != 1 || x.Outcome != "engine_lost" || r.held != 0 {
+	if x := <-r.done; asked.Load() != 1 || x.Outcome != "engine_lost" || x.Retries != 0 || r.held != 0 {
 		t.Fatalf("the engine was asked %d times: exchange %+v, held %d", asked.Load(), x, r.held)
 	}
 }
