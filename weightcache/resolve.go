@@ -246,10 +246,13 @@ func (p *Puller) ask(ctx context.Context, src source.Source, ref artifact.Ref) (
 func (p *Puller) digestAll(ctx context.Context, src source.Source, l *artifact.Listing) (fetched []artifact.Digest, err error) {
 	var total int64
 	var todo []int
-	known := p.store.gitIDs()
+	var known map[gitID]artifact.Digest
 	for i, f := range l.Files {
 		if !f.SHA256.IsZero() {
 			continue
+		}
+		if known == nil {
+			known = p.store.gitIDs()
 		}
 		if sha, found := known[gitID{f.GitSHA1, f.Size}]; found {
 			l.Files[i].SHA256 = sha
@@ -274,13 +277,12 @@ func (p *Puller) digestAll(ctx context.Context, src source.Source, l *artifact.L
 	group.SetLimit(cap(p.tokens))
 	for _, i := range todo {
 		group.Go(func() error {
-			select {
-			case p.tokens <- struct{}{}:
-				defer func() { <-p.tokens }()
-			case <-ctx.Done():
-				return context.Cause(ctx)
+			held := &permit{p: p}
+			if err := held.take(ctx); err != nil {
+				return err
 			}
-			sha, err := p.digestFile(ctx, src, l, l.Files[i])
+			defer held.give()
+			sha, err := p.digestFile(ctx, held, src, l, l.Files[i])
 			if err != nil {
 				return fmt.Errorf("fetch file %s: %w", l.Files[i].Path, err)
 			}
@@ -299,10 +301,10 @@ func (p *Puller) digestAll(ctx context.Context, src source.Source, l *artifact.L
 
 // digestFile lands one file under the digest it turns out to have, after its
 // git id was found right.
-func (p *Puller) digestFile(ctx context.Context, src source.Source, l *artifact.Listing, f artifact.File) (artifact.Digest, error) {
+func (p *Puller) digestFile(ctx context.Context, held *permit, src source.Source, l *artifact.Listing, f artifact.File) (artifact.Digest, error) {
 	mismatches := 0
 	for try := 1; ; try++ {
-		sha, err := p.digestOnce(ctx, src, l, f)
+		sha, err := p.digestOnce(ctx, held, src, l, f)
 		if err == nil {
 			return sha, nil
 		}
@@ -315,13 +317,13 @@ func (p *Puller) digestFile(ctx context.Context, src source.Source, l *artifact.
 			return artifact.Digest{}, err
 		}
 		p.stats.retries.Add(1)
-		if err := sleep(ctx, p.pause(try, err)); err != nil {
+		if err := held.sleep(ctx, p.pause(try, err)); err != nil {
 			return artifact.Digest{}, err
 		}
 	}
 }
 
-func (p *Puller) digestOnce(ctx context.Context, src source.Source, l *artifact.Listing, f artifact.File) (sha artifact.Digest, err error) {
+func (p *Puller) digestOnce(ctx context.Context, held *permit, src source.Source, l *artifact.Listing, f artifact.File) (sha artifact.Digest, err error) {
 	s := p.store
 	temp := durable.TempName(s.path(landingDir, "undigested"))
 	file, err := s.fs.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -337,7 +339,7 @@ func (p *Puller) digestOnce(ctx context.Context, src source.Source, l *artifact.
 	_, _ = fmt.Fprintf(git, "blob %d\x00", f.Size)
 	content := artifact.NewChunker()
 	if f.Size > 0 {
-		err = p.receive(ctx, src, l, f, 0, f.Size, intake{pay: p.limiter.WaitN, take: func(piece []byte) error {
+		err = p.receive(ctx, src, l, f, 0, f.Size, intake{permit: held, pay: p.limiter.WaitN, take: func(piece []byte) error {
 			_, _ = git.Write(piece)
 			_, _ = content.Write(piece)
 			if _, err := file.Write(piece); err != nil {

@@ -349,17 +349,27 @@ var otherRef = artifact.Ref{Scheme: artifact.SchemeHub, Name: "other/tiny", Revi
 
 func TestASourceThatAsksForAPauseOrFailsHoldsNobodyElseUp(t *testing.T) {
 	t.Parallel()
-	for name, fault := range map[string]error{
-		"pause":   &source.Error{Source: "mem", Op: "open", Err: source.ErrThrottled, RetryAfter: 2 * time.Minute},
-		"failure": &source.Error{Source: "mem", Op: "open", Err: source.ErrUnavailable},
+	pause := &source.Error{Source: "mem", Op: "open", Err: source.ErrThrottled, RetryAfter: 2 * time.Minute}
+	failure := &source.Error{Source: "mem", Op: "open", Err: source.ErrUnavailable}
+	for name, c := range map[string]struct {
+		fault error
+		noSHA bool
+	}{
+		"pause":              {pause, false},
+		"failure":            {failure, false},
+		"pause in resolve":   {pause, true},
+		"failure in resolve": {failure, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			src, other := newMemSource(model(8, 4*testSegment)), newMemSource(model(2, 4*testSegment+1))
 			other.name = "other"
 			failing := true
+			for i := range 8 {
+				src.noSHA[shardPath(i+1, 8)] = c.noSHA
+			}
 			src.fault = func(f artifact.File, _, _ int64, body []byte) (io.Reader, error) {
 				if failing && f.Kind == artifact.Weights {
-					return nil, fault
+					return nil, c.fault
 				}
 				return bytes.NewReader(body), nil
 			}
