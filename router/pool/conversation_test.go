@@ -32,3 +32,37 @@ func TestTheTurnsOfAConversationStayWithTheTargetThatItsFirstOneDrew(t *testing.
 		t.Errorf("the conversations are shared %v", share)
 	}
 }
+
+func TestATargetThatIsNotReadyMovesNoConversationBetweenTheOthers(t *testing.T) {
+	t.Parallel()
+	m := &model{targets: []target{
+		{TargetConfig: TargetConfig{Pool: "a", Weight: 50}, ready: true},
+		{TargetConfig: TargetConfig{Pool: "b", Weight: 40}, ready: true},
+		{TargetConfig: TargetConfig{Pool: "c", Weight: 10}},
+	}}
+	drawn := func(conversation uint64, ready bool) string {
+		m.targets[2].ready = ready
+		order, _ := m.order(&pick.Request{Conversation: conversation}, nil)
+		for _, i := range order {
+			if m.targets[i].ready {
+				return m.targets[i].Pool
+			}
+		}
+		return ""
+	}
+	share := map[string]int{}
+	for i := range uint64(2000) {
+		conversation := (i + 1) * 0x9e3779b97f4a7c15
+		with, without := drawn(conversation, true), drawn(conversation, false)
+		share["with "+with]++
+		share["without "+without]++
+		if with != "c" && with != without {
+			t.Fatalf("conversation %d goes to %s, and to %s while c is not ready", i, with, without)
+		}
+	}
+	for name, want := range map[string]int{"with a": 1000, "with b": 800, "with c": 200, "without a": 1111, "without b": 889, "without c": 0} {
+		if got := share[name]; got < want*8/10 || got > want*12/10 {
+			t.Errorf("%s: %d of 2000 conversations, want about %d", name, got, want)
+		}
+	}
+}

@@ -22,12 +22,10 @@ func (m *model) order(req *pick.Request, order []int) (_ []int, unmet *UnmetNeed
 			continue
 		}
 		order = append(order, i)
-		if t.ready {
-			total += t.Weight
-		}
+		total += t.Weight
 	}
-	if total > 0 && len(order) > 1 {
-		m.drawFirst(order, draw(cmp.Or(req.Conversation, req.Tie), total))
+	if len(order) > 1 {
+		m.drawFirst(order, cmp.Or(req.Conversation, req.Tie), total)
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
 		return int(m.targets[a].doubt(req)) - int(m.targets[b].doubt(req))
@@ -35,18 +33,26 @@ func (m *model) order(req *pick.Request, order []int) (_ []int, unmet *UnmetNeed
 	return order, unmet
 }
 
-// drawFirst moves the target at the drawn place of the summed weights to the front.
-func (m *model) drawFirst(order []int, drawn int) {
-	for at, i := range order {
-		t := &m.targets[i]
-		if !t.ready {
-			continue
+// drawFirst moves the target that tie draws by weight to the front, total being
+// the sum of the weights. One that is not ready is drawn all the same, and then
+// another behind it, so that its coming and going moves no conversation between
+// the others.
+func (m *model) drawFirst(order []int, tie uint64, total int) {
+	for total > 0 {
+		drawn := draw(tie, total)
+		at := 0
+		for ; drawn >= m.targets[order[at]].Weight; at++ {
+			drawn -= m.targets[order[at]].Weight
 		}
-		if drawn -= t.Weight; drawn < 0 {
-			copy(order[1:at+1], order[:at])
-			order[0] = i
+		i := order[at]
+		copy(order[1:at+1], order[:at])
+		order[0] = i
+		if m.targets[i].ready {
 			return
 		}
+		total -= m.targets[i].Weight
+		tie = tie*0x9e3779b97f4a7c15 + 1
+		order = order[1:]
 	}
 }
 
