@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"strconv"
 	"testing"
 	"time"
 )
@@ -36,5 +37,35 @@ func TestTheRetryBudgetIsATenthOfTheLastMinutePlusThree(t *testing.T) {
 	now = now.Add(time.Hour)
 	if n := spend(); n != budgetFloor {
 		t.Fatalf("%d retries after an hour, want %d", n, budgetFloor)
+	}
+}
+
+func TestWhatWaitsAtAnEndpointWhenItIsLostIsOutsideTheBudget(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	b := newRetryBudget(func() time.Time { return now })
+	before := now
+	now = now.Add(time.Minute)
+	for range 100 {
+		if !b.heldAtLoss("a", before) {
+			t.Fatal("a request that waited at the loss counts against the budget")
+		}
+		now = now.Add(10 * time.Millisecond)
+	}
+	if b.heldAtLoss("a", now) {
+		t.Error("a request sent after the loss does not count against the budget")
+	}
+	if !b.heldAtLoss("b", now) {
+		t.Error("the loss of one endpoint is taken for that of another")
+	}
+	now = now.Add(lossPause + time.Second)
+	if !b.heldAtLoss("a", now.Add(-time.Millisecond)) {
+		t.Error("a later loss of the same endpoint is not seen")
+	}
+	for i := range 3 * maxLosses {
+		b.heldAtLoss(strconv.Itoa(i), now)
+	}
+	if len(b.losses) > maxLosses {
+		t.Errorf("%d losses are remembered", len(b.losses))
 	}
 }

@@ -114,7 +114,8 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, c *call) {
 		}
 		p.options.Log.LogAttrs(r.Context(), slogWarn, "attempt failed", requestAttr(c.ID), endpointAttr(t.EndpointID), errorAttr(err))
 		retryable := failure == FailureDial || failure == FailureReset && (unbegun || resetBeforeByte(err))
-		if !retryable || c.Retries > 0 || !p.budget.retry() {
+		held := failure == FailureReset && retryable && p.budget.heldAtLoss(t.EndpointID, sent)
+		if !retryable || c.Retries > 0 || !held && !p.budget.retry() {
 			p.unanswered(w, r, c, failure)
 			return
 		}

@@ -57,6 +57,43 @@ func TestAStreamThatWaitedAtALostEngineIsAskedForElsewhere(t *testing.T) {
 	}
 }
 
+// TestAWholeQueueOfALostEngineIsAnsweredElsewhere has more streams wait at one
+// engine than the retry budget of a quiet minute would move.
+func TestAWholeQueueOfALostEngineIsAnsweredElsewhere(t *testing.T) {
+	t.Parallel()
+	const queue = 40
+	var asked atomic.Int32
+	all, lost := make(chan struct{}), make(chan struct{})
+	r := newRig(t, Options{}, answering, answering)
+	r.targets[0].URL = rawEngine(t, func(_ int, c net.Conn, in *bufio.Reader) {
+		req, err := http.ReadRequest(in)
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, req.Body)
+		_, _ = io.WriteString(c, eventsHead)
+		if asked.Add(1) == queue/2 {
+			close(all)
+		}
+		<-lost
+	})
+	answers := make(chan string, queue)
+	for range queue {
+		go func() {
+			_, got := r.post(t, "/v1/chat/completions", streamed)
+			answers <- got
+		}()
+	}
+	<-all
+	close(lost)
+	for range queue {
+		if got := <-answers; !strings.HasSuffix(got, "data: [DONE]\n\n") || strings.Contains(got, "error") {
+			t.Errorf("got %q", got)
+		}
+		<-r.done
+	}
+}
+
 func TestAStreamThatWaitedAtTwoLostEnginesGetsAStatus(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32
