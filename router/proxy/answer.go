@@ -359,6 +359,7 @@ func (a *answer) remember(id string) {
 // end releases the reservation and closes the exchange. counted stands in for
 // the completion tokens where the engine reported none.
 func (a *answer) end(outcome string, failure Failure, u usage, ttft time.Duration, counted int) {
+	a.arm() // what the server still holds is written behind the handler
 	c := a.c
 	c.Outcome, c.TTFT = outcome, ttft
 	c.PromptTokens, c.CachedTokens, c.CompletionTokens, c.CachedKnown = u.prompt, u.cached, u.completion, u.cachedKnown

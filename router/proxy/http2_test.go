@@ -31,16 +31,37 @@ func literal(name, value string) []byte {
 // a stream whose window is never opened, on a connection that answers pings.
 func TestAnHTTP2ClientThatStallsOneStreamLosesThatStreamAlone(t *testing.T) {
 	t.Parallel()
-	ended := make(chan struct{})
+	ended := make(chan struct{}, 1)
+	t.Run("an endless stream", func(t *testing.T) {
+		t.Parallel()
+		stallAnHTTP2Stream(t, 65535, "client_gone", ended, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for r.Context().Err() == nil {
+				if _, err := io.WriteString(w, event(strings.Repeat("x", 1000))); err != nil {
+					break
+				}
+			}
+			ended <- struct{}{}
+		})
+	})
+	t.Run("the server's own buffer", func(t *testing.T) { // the exchange is over when it stalls
+		t.Parallel()
+		over := make(chan struct{}, 1)
+		over <- struct{}{}
+		stallAnHTTP2Stream(t, 0, "ok", over, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, "{}")
+		})
+	})
+}
+
+// stallAnHTTP2Stream asks for a stream with a window of so many bytes and expects
+// its reset, the end of the engine's part and a connection that lives on.
+func stallAnHTTP2Stream(t *testing.T, window uint32, outcome string, ended <-chan struct{}, answer http.HandlerFunc) {
+	t.Helper()
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		w.Header().Set("Content-Type", "text/event-stream")
-		for r.Context().Err() == nil {
-			if _, err := io.WriteString(w, event(strings.Repeat("x", 1000))); err != nil {
-				break
-			}
-		}
-		close(ended)
+		answer(w, r)
 	}))
 	t.Cleanup(engine.Close)
 	r := newRig(t, Options{StalledWrite: 100 * time.Millisecond})
@@ -62,7 +83,7 @@ func TestAnHTTP2ClientThatStallsOneStreamLosesThatStreamAlone(t *testing.T) {
 	}, nil)
 	const headers, data, reset, settings, ping, endHeaders, endStream = 1, 0, 3, 4, 6, 4, 1
 	out := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-	out = append(out, frame(settings, 0, 0, nil)...)
+	out = append(out, frame(settings, 0, 0, binary.BigEndian.AppendUint32([]byte{0, 4}, window))...)
 	out = append(out, frame(headers, endHeaders, 1, head)...)
 	out = append(out, frame(data, endStream, 1, []byte(chatStream))...)
 	if _, err := c.Write(out); err != nil {
@@ -82,7 +103,7 @@ func TestAnHTTP2ClientThatStallsOneStreamLosesThatStreamAlone(t *testing.T) {
 		}
 	}
 	receive(t, ended, "the end of the engine's stream")
-	if x := receive(t, r.done, "the exchange's end"); x.Outcome != "client_gone" || r.outcomes[0].Failure != FailureClientGone {
+	if x := receive(t, r.done, "the exchange's end"); x.Outcome != outcome || (r.outcomes[0].Failure == FailureClientGone) != (outcome == "client_gone") {
 		t.Errorf("exchange %+v", x)
 	}
 	if _, err := c.Write(frame(ping, 0, 0, make([]byte, 8))); err != nil {
