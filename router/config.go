@@ -161,7 +161,7 @@ func (l *Listen) validate(p *configfile.Problems, identified, ingressTLS bool) {
 			return
 		}
 		if !identity.IsLoopback(address) && !covered && !l.Insecure {
-			p.Addf(field, "give "+files+", listen on loopback, or say insecure: true", "%q is not loopback and has no certificates", address)
+			p.Addf(field, "give "+files+", listen on loopback, or say listen.insecure: true", "%q is not loopback and has no certificates", address)
 		}
 	}
 	check("listen.ingress", l.Ingress, ingressTLS, "ingressTLS")
