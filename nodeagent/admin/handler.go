@@ -313,7 +313,7 @@ func errorOf(err error) *Error {
 		{source.ErrUnauthorized, CodeSourceFailed, http.StatusBadGateway, "check the source's tokenFile"},
 		{source.ErrForbidden, CodeSourceFailed, http.StatusBadGateway, "the token may need access to a gated model"},
 		{source.ErrThrottled, CodeSourceFailed, http.StatusBadGateway, ""},
-		{source.ErrUnavailable, CodeSourceFailed, http.StatusBadGateway, ""},
+		{source.ErrUnavailable, CodeSourceFailed, http.StatusBadGateway, "check that the source's url or root can be reached from the node"},
 		{source.ErrChanged, CodeSourceFailed, http.StatusBadGateway, "pull again with --refresh"},
 		{source.ErrNoRange, CodeSourceFailed, http.StatusBadGateway, ""},
 		{context.Canceled, CodeBusy, http.StatusServiceUnavailable, "the agent is stopping or the caller left"},
