@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/hearth-dev/hearth/nodeagent"
 	"github.com/hearth-dev/hearth/router"
@@ -19,13 +20,13 @@ import (
 func advice(config validator) []string {
 	switch c := config.(type) {
 	case *nodeagent.Config:
-		return agentAdvice(c)
+		return slices.Concat(agentAdvice(c), tokenAdvice(c), agentTLS(c, time.Now()))
 	case *router.Config:
 		addresses := map[string]string{"listen.ingress": c.Listen.Ingress, "listen.admin": c.Listen.Admin}
 		for i, n := range c.Nodes {
 			addresses[fmt.Sprintf("nodes[%d].address", i)] = n.Address
 		}
-		return portAdvice(addresses)
+		return append(portAdvice(addresses), routerTLS(c, time.Now())...)
 	}
 	return nil
 }

@@ -38,6 +38,8 @@ func hinted(err error, settings []setting) error {
 		}
 	case named && strings.Contains(err.Error(), "another process answers there"):
 		hint = "another agent or router runs; stop it, or name another path in " + path.field
+	case strings.Contains(err.Error(), "read certificate"):
+		hint = "'hearth config check' looks at every file under tls"
 	case named && (errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EROFS)):
 		hint = "this user cannot make or write " + path.path + "; make it for the user, or name another place in " + path.field
 	}

@@ -20,6 +20,7 @@ func TestWhatKeepsAComponentFromStartingNamesItsField(t *testing.T) {
 		"change the address in listen.mirror":                                                  fmt.Errorf("listen for mirror: %w", syscall.EADDRINUSE),
 		"name another place in weights.dir":                                                    &fs.PathError{Op: "mkdir", Path: "/var/lib/hearth", Err: syscall.EACCES},
 		"name another place in listen.socket":                                                  fmt.Errorf("listen unix /run/hearth/agent.sock: bind: %w", syscall.EACCES),
+		"'hearth config check' looks at every file under tls":                                  fmt.Errorf("listen for mirror: read certificates: stat /etc/agent.pem: %w", fs.ErrNotExist),
 		"name another path in listen.socket":                                                   errors.New("listen on socket /run/hearth/agent.sock: another process answers there"),
 	} {
 		var said strings.Builder

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -53,9 +54,9 @@ and JSON lines otherwise, at the level in $HEARTH_LOG (debug, info, warn or erro
 			if err != nil {
 				return err
 			}
-			agent, err := nodeagent.New(*config, nodeagent.Options{
-				Version: readBuild().Version, Log: terminal.Logger(a.Err, os.Getenv(envLog)),
-			})
+			log := terminal.Logger(a.Err, os.Getenv(envLog))
+			warn(log, advice(config))
+			agent, err := nodeagent.New(*config, nodeagent.Options{Version: readBuild().Version, Log: log})
 			if err == nil {
 				err = untilStopped(command.Context(), agent.Run)
 			}
@@ -86,9 +87,9 @@ It logs text on a terminal and JSON lines otherwise, at the level in $HEARTH_LOG
 			if err != nil {
 				return err
 			}
-			r, err := router.New(*config, router.Options{
-				ConfigFile: file, Version: readBuild().Version, Log: terminal.Logger(a.Err, os.Getenv(envLog)),
-			})
+			log := terminal.Logger(a.Err, os.Getenv(envLog))
+			warn(log, advice(config))
+			r, err := router.New(*config, router.Options{ConfigFile: file, Version: readBuild().Version, Log: log})
 			if err == nil {
 				err = untilStopped(command.Context(), r.Run)
 			}
@@ -97,6 +98,13 @@ It logs text on a terminal and JSON lines otherwise, at the level in $HEARTH_LOG
 	}
 	configFlag(command, &file)
 	return command
+}
+
+// warn logs at the start what would otherwise show with the first caller.
+func warn(log *slog.Logger, odd []string) {
+	for _, what := range odd {
+		log.Warn("odd configuration", slog.String("what", what))
+	}
 }
 
 func configFlag(command *cobra.Command, file *string) {
