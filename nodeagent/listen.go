@@ -20,6 +20,9 @@ import (
 	"github.com/hearth-dev/hearth/weightcache/hubmirror"
 )
 
+// bodyWithin bounds how long a call to admin or the socket may take to arrive.
+const bodyWithin = 10 * time.Second
+
 // server is one bound listener.
 type server struct {
 	serve func() error
@@ -45,7 +48,7 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		if err != nil {
 			return servers, err
 		}
-		servers = append(servers, a.http("socket", listener, &http.Server{Handler: admin.NewSocket(a.adminOptions())}))
+		servers = append(servers, a.http("socket", listener, &http.Server{Handler: identity.BodyWithin(admin.NewSocket(a.adminOptions()), bodyWithin)}))
 	}
 	if l.Mirror != "" {
 		listener, err := a.listenTCP(ctx, "mirror", l.Mirror, files, identity.OpenTLS)
@@ -61,7 +64,7 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		if err != nil {
 			return servers, err
 		}
-		servers = append(servers, a.http("admin", listener, &http.Server{Handler: a.adminHandler()}))
+		servers = append(servers, a.http("admin", listener, &http.Server{Handler: identity.BodyWithin(a.adminHandler(), bodyWithin)}))
 	}
 	if l.Report != "" {
 		s, err := a.listenReport(ctx, l.Report, files)
@@ -76,7 +79,7 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 // listenTCP binds an address: plain on loopback or where the configuration
 // says insecure, else under the certificates.
 func (a *Agent) listenTCP(ctx context.Context, name, addr string, files identity.Files, secure func(identity.Files) (*tls.Config, error)) (net.Listener, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	listener, err := identity.ListenTCP(ctx, addr, identity.StalledTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("listen for %s: %w", name, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/units"
 )
 
@@ -209,7 +210,7 @@ func TestASecondRouterDoesNotTakeTheSocketOfARunningOne(t *testing.T) {
 
 func TestAClientThatReadsNothingIsGivenUp(t *testing.T) {
 	t.Parallel()
-	l, err := listenIngress(t.Context(), "127.0.0.1:0", 300*time.Millisecond)
+	l, err := identity.ListenTCP(t.Context(), "127.0.0.1:0", 300*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,12 +3,10 @@ package router
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"syscall"
 	"time"
 
 	"github.com/hearth-dev/hearth/identity"
@@ -21,9 +19,8 @@ const (
 	idleTimeout       = 120 * time.Second
 	maxHeaderBytes    = 64 << 10
 	adminDrain        = 5 * time.Second
-	// stalledTimeout is how long a client may take none of the bytes that wait
-	// for it. One that does not read holds an engine's place all that time.
-	stalledTimeout = 2 * time.Minute
+	// adminBody bounds how long a question may take to arrive.
+	adminBody = time.Minute
 )
 
 // ingressName is the ingress in the list of listeners.
@@ -62,14 +59,14 @@ func (r *Router) listen(ctx context.Context) (servers []*server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := listenIngress(ctx, r.cfg.Listen.Ingress, stalledTimeout)
+	l, err := identity.ListenTCP(ctx, r.cfg.Listen.Ingress, identity.StalledTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("listen for ingress: %w", err)
 	}
 	add(ingressName, l, r.proxy, ingressTLS, r.cfg.Limits.DrainTimeout.Std())
-	admin := r.adminHandler()
+	admin := identity.BodyWithin(r.adminHandler(), adminBody)
 	if r.cfg.Listen.Admin != "" {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", r.cfg.Listen.Admin)
+		l, err := identity.ListenTCP(ctx, r.cfg.Listen.Admin, identity.StalledTimeout)
 		if err != nil {
 			return servers, fmt.Errorf("listen for admin: %w", err)
 		}
@@ -83,23 +80,6 @@ func (r *Router) listen(ctx context.Context) (servers []*server, err error) {
 		add("socket", l, admin, nil, adminDrain)
 	}
 	return servers, nil
-}
-
-// tcpUserTimeout is TCP_USER_TIMEOUT of tcp(7).
-const tcpUserTimeout = 18
-
-// listenIngress binds the address. The kernel ends connections whose client
-// has taken nothing for as long as stalled; a stream that has nothing to say
-// may be silent for longer.
-func listenIngress(ctx context.Context, address string, stalled time.Duration) (net.Listener, error) {
-	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
-		var failed error
-		err := conn.Control(func(fd uintptr) {
-			failed = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(stalled.Milliseconds()))
-		})
-		return errors.Join(err, failed)
-	}}
-	return config.Listen(ctx, "tcp", address)
 }
 
 // serverTLS gives the listeners' configurations, nil for plain text.

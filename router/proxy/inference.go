@@ -137,11 +137,15 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 	if refusal := mediaType(r.Header, c.route.anyMethod); refusal != nil {
 		return refusal
 	}
-	// A body that trickles may not hold its buffer for ever. Answers have no such bound.
+	// A body that trickles may not hold its buffer for ever. Answers have no such
+	// bound; but where the body has not come whole the bound stands, since the
+	// server reads on.
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(p.options.BodyTimeout))
 	b, err := readBody(r.Body, r.ContentLength, p.options.MaxBodyBytes, func(n int) bool { return p.charge(c.plan, int64(n)) })
-	_ = control.SetReadDeadline(time.Time{})
+	if err == nil {
+		_ = control.SetReadDeadline(time.Time{})
+	}
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &Refusal{

@@ -52,6 +52,7 @@ func (p *Proxy) answerJSON(w http.ResponseWriter, r *http.Request, v any) {
 		WriteRefusal(w, refusalFor(err, ""))
 		return
 	}
+	p.boundRest(w, r)
 	w.Header()["Content-Type"] = []string{"application/json"}
 	w.Header()["Content-Length"] = []string{strconv.Itoa(len(body))}
 	w.WriteHeader(http.StatusOK)

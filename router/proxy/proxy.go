@@ -160,11 +160,12 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, x *Exchange, e *R
 	if r.ProtoMajor == 1 && (early || e.Status == http.StatusRequestTimeout) {
 		w.Header()["Connection"] = []string{"close"} // the rest of the body is not read
 	}
+	p.boundRest(w, r)
 	WriteRefusal(w, e)
 	x.Outcome, x.Status, x.Reason = "refused", e.Status, e.Reason
 	p.finish(x)
 	if early {
-		linger(w, r)
+		p.linger(w, r)
 	}
 }
 
@@ -189,6 +190,7 @@ func (p *Proxy) plain(w http.ResponseWriter, r *http.Request, contentType, body 
 	if !p.allow(w, r, r.URL.Path, http.MethodGet, http.MethodHead) {
 		return
 	}
+	p.boundRest(w, r)
 	w.Header()["Content-Type"] = []string{contentType}
 	w.WriteHeader(http.StatusOK)
 	if r.Method != http.MethodHead {

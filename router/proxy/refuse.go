@@ -50,7 +50,19 @@ const serverDrains = 256 << 10
 // takes. Where the body has been read, reading on ends at once.
 func unread(r *http.Request) bool { return r.Body != http.NoBody && r.ContentLength > serverDrains }
 
-// Bounds of linger.
+// boundRest bounds, before an answer that does not want what is left of the
+// body, how long the server waits for it: it reads up to serverDrains before it
+// sends the answer, and again after, else without end.
+func (p *Proxy) boundRest(w http.ResponseWriter, r *http.Request) {
+	if r.Body != nil && r.Body != http.NoBody {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.lingers()))
+	}
+}
+
+// lingers is how long what is left of a body is waited for.
+func (p *Proxy) lingers() time.Duration { return min(lingerTime, p.options.BodyTimeout) }
+
+// Bounds of linger and of boundRest.
 const (
 	lingerTime  = 5 * time.Second
 	lingerBytes = 256 << 20
@@ -59,12 +71,12 @@ const (
 // linger reads on after an answer that was given before the body's end. Most
 // clients send all of a body before they read; a connection closed under them
 // shows them a reset in place of the answer.
-func linger(w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) linger(w http.ResponseWriter, r *http.Request) {
 	if r.Header["Expect"] != nil {
 		return // it waits for a word before it sends, and has one
 	}
 	control := http.NewResponseController(w)
-	if control.SetReadDeadline(time.Now().Add(lingerTime)) != nil || control.Flush() != nil {
+	if control.SetReadDeadline(time.Now().Add(p.lingers())) != nil || control.Flush() != nil {
 		return
 	}
 	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes)

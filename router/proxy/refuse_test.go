@@ -235,3 +235,38 @@ func TestABodyWithoutAModelGetsTheOnlyOneAndKeepsItsOtherBytes(t *testing.T) {
 		t.Errorf("the error does not name the parameter: %s", got)
 	}
 }
+
+// A server of net/http reads on for what its handler left of a body, before the
+// answer and after it, and sets no time for that.
+func TestABodyThatNeverComesHoldsNoConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{BodyTimeout: 30 * time.Millisecond}, echo)
+	for head, want := range map[string]string{
+		"GET /v1/models": "200", "HEAD /v1/models": "200", "GET /v1/models/m": "200", "GET /health": "200", "POST /health": "405", "GET /metrics": "200",
+		"POST /nowhere": "404", "POST /v1//x": "400", "PUT /v1/chat/completions": "405", "TRACE /": "405",
+		"POST /v1/chat/completions": "408", "POST /v1/files": "408", "GET /v1/responses/resp_1": "404",
+	} {
+		for _, framing := range []string{"Content-Length: 10", "Content-Length: 400000", "Transfer-Encoding: chunked", "Content-Length: 10\r\nContent-Type: text/plain"} {
+			want := want
+			if strings.HasSuffix(framing, "text/plain") && strings.HasPrefix(head, "POST /v1/chat") {
+				want = "415"
+			}
+			t.Run(head+" with "+framing, func(t *testing.T) {
+				t.Parallel()
+				conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(r.url, "http://"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = conn.Close() }()
+				_ = conn.SetDeadline(time.Now().Add(time.Minute))
+				if _, err := io.WriteString(conn, head+" HTTP/1.1\r\nHost: x\r\n"+framing+"\r\n\r\n"); err != nil {
+					t.Fatal(err)
+				}
+				got, err := io.ReadAll(conn)
+				if err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 "+want) {
+					t.Errorf("%q, %v, not %s and the connection's end", got, err, want)
+				}
+			})
+		}
+	}
+}

@@ -151,3 +151,33 @@ func TestTheTreeNamesNoMachineAndNothingUnfinished(t *testing.T) {
 		}
 	}
 }
+
+func TestEveryServerOfTheProductBoundsTheWaitForABody(t *testing.T) {
+	t.Parallel()
+	product := []string{"router", "nodeagent", "weightcache", "dradriver"}
+	for _, s := range goFiles(t) {
+		top, _, _ := strings.Cut(s.name, "/")
+		if s.test() || !slices.Contains(product, top) {
+			continue
+		}
+		servers, bounded := "", false
+		ast.Inspect(s.syntax, func(node ast.Node) bool {
+			switch n := node.(type) {
+			case *ast.CompositeLit:
+				made, _ := n.Type.(*ast.SelectorExpr)
+				if made == nil || made.Sel.Name != "Server" {
+					break
+				}
+				if from, _ := made.X.(*ast.Ident); from != nil && from.Name == "http" {
+					servers = at(n)
+				}
+			case *ast.SelectorExpr:
+				bounded = bounded || n.Sel.Name == "BodyWithin"
+			}
+			return true
+		})
+		if servers != "" && !bounded {
+			t.Errorf("%s: no identity.BodyWithin here; net/http waits without end for what a handler leaves of a body", servers)
+		}
+	}
+}

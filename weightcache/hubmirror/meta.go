@@ -168,10 +168,10 @@ func (m *Mirror) base(r *http.Request) string {
 }
 
 func (m *Mirror) servePaths(w http.ResponseWriter, r *http.Request, mf *artifact.Manifest) {
-	// A body that does not come is not waited for.
+	// A body that does not come is not waited for, by the server neither: the
+	// deadline stands until the body's end.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(headerWithin))
 	paths, ok := askedPaths(r)
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	if !ok {
 		m.refuse(w, r, refusal{http.StatusBadRequest, "BadRequest", "want paths as a form or as JSON, at most 10000 of them in 1 MiB", mf.Commit})
 		return

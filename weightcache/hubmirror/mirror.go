@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
@@ -152,11 +153,11 @@ func New(opts Options) *Mirror {
 }
 
 // NewServer wraps a Mirror with the limits a listener needs: header size,
-// header time and idle time. Bodies have no overall deadline: WriteTimeout ends
+// header time, the time for what a request sends behind them, and idle time. Bodies have no overall deadline: WriteTimeout ends
 // those that make no progress.
 func NewServer(m *Mirror) *http.Server {
 	return &http.Server{
-		Handler: m, ReadHeaderTimeout: headerWithin, IdleTimeout: idleFor, MaxHeaderBytes: maxHeader,
+		Handler: identity.BodyWithin(m, headerWithin), ReadHeaderTimeout: headerWithin, IdleTimeout: idleFor, MaxHeaderBytes: maxHeader,
 		DisableGeneralOptionsHandler: true, // OPTIONS * is refused like any other
 		ErrorLog:                     slog.NewLogLogger(m.opts.Log.Handler(), slog.LevelDebug),
 	}
