@@ -133,6 +133,9 @@ func (l *landing) at(segment int) int64 {
 
 // stream makes one ranged GET and lands what it yields.
 func (st *streams) stream(ctx context.Context, j *job, f artifact.File, at int64) error {
+	if st.p.throttles.left(st.src.Name()) > 0 {
+		return errTurn // whoever can bring it from elsewhere may
+	}
 	l, segment := j.landing, j.segment
 	n := l.length(segment) - at
 	off := int64(segment)*l.segment + at

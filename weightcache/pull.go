@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -377,8 +378,9 @@ func (st *streams) next(ctx context.Context) (*job, error) {
 		if err := held.take(ctx); err != nil {
 			return nil, err
 		}
+		pause := p.throttles.left(st.src.Name())
 		p.mu.Lock()
-		j, finished, err := st.pl.pickLocked()
+		j, finished, err := st.pl.pickLocked(pause > 0)
 		wait := p.wake.wait()
 		p.mu.Unlock()
 		if j != nil {
@@ -389,8 +391,13 @@ func (st *streams) next(ctx context.Context) (*job, error) {
 		if err != nil || finished {
 			return nil, err
 		}
+		var over <-chan time.Time
+		if pause > 0 {
+			over = time.After(pause) // at most maxRetryAfter
+		}
 		select {
 		case <-wait:
+		case <-over:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -400,8 +407,9 @@ func (st *streams) next(ctx context.Context) (*job, error) {
 // pickLocked chooses the next segment: of a file of which a reader has nothing
 // yet, then of one that a reader waits for, then metadata, then the file with
 // the fewest streams, begun before not begun. Spreading streams over files keeps each file's bytes in order, which
-// lets them be hashed as they pass.
-func (pl *pull) pickLocked() (j *job, finished bool, err error) {
+// lets them be hashed as they pass. While the pull's source asks for a pause
+// nothing is chosen: another pull may bring the file from elsewhere.
+func (pl *pull) pickLocked(paused bool) (j *job, finished bool, err error) {
 	for len(pl.order) > 0 && pl.order[0].done {
 		pl.order = pl.order[1:]
 	}
@@ -457,7 +465,7 @@ func (pl *pull) pickLocked() (j *job, finished bool, err error) {
 			break // later files are no better than one not begun
 		}
 	}
-	if best == nil {
+	if best == nil || paused {
 		return nil, finished, nil
 	}
 	j = &job{ff: best, landing: best.landing}

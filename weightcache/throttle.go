@@ -34,15 +34,20 @@ func (t *throttles) note(err error) {
 	}
 }
 
+// left is how long the source is not to be asked, 0 or less where it may be.
+func (t *throttles) left(name string) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Until(t.until[name])
+}
+
 // wait returns once the source may be asked, or with the context's cause.
 func (t *throttles) wait(ctx context.Context, name string) error { return t.waitAside(ctx, name, nil) }
 
 // waitAside is wait for the holder of a permit, which others have meanwhile.
 func (t *throttles) waitAside(ctx context.Context, name string, held *permit) error {
 	for {
-		t.mu.Lock()
-		left := time.Until(t.until[name])
-		t.mu.Unlock()
+		left := t.left(name)
 		if left <= 0 {
 			return nil
 		}
