@@ -20,8 +20,7 @@ import (
 	"github.com/hearth-dev/hearth/weightcache/source"
 )
 
-// Pauses between two rounds of asking sources about access: after a round that
-// left something unknown, and after any other.
+// Pauses before asking sources about access: of what is unknown, and of all.
 const (
 	accessSoon = time.Minute
 	accessOnce = time.Hour
@@ -130,34 +129,56 @@ func (a *Agent) authOptions() hubmirror.AuthOptions {
 }
 
 // checkAccess asks the sources from time to time to whom they serve what is
-// held: at once where that is not known.
+// held: at once where that is not known at the start, and soon where what was
+// resolved since could not be told.
 func (a *Agent) checkAccess(ctx context.Context) error {
-	pause := accessOnce
-	for _, m := range a.store.Manifests() {
-		if m.Access == artifact.AccessUnknown {
-			pause = 0
-		}
+	changed, unsubscribe := a.puller.Subscribe()
+	defer unsubscribe()
+	askAccess(ctx, a.puller, changed, a.log)
+	return nil
+}
+
+// accessAsker is a Puller, as far as access goes.
+type accessAsker interface {
+	AccessUnknown() bool
+	CheckAccess(ctx context.Context, onlyUnknown bool) (unknown int, err error)
+}
+
+func askAccess(ctx context.Context, asker accessAsker, changed <-chan struct{}, log *slog.Logger) {
+	all := time.Now().Add(accessOnce) // when everything is asked about next
+	next := all
+	if asker.AccessUnknown() {
+		next = time.Now()
 	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	for {
+		timer := time.NewTimer(time.Until(next))
 		select {
 		case <-ctx.Done():
-			return nil
+			timer.Stop()
+			return
+		case <-changed:
+			timer.Stop()
+			if soon := time.Now().Add(accessSoon); soon.Before(next) && asker.AccessUnknown() {
+				next = soon
+			}
+			continue
 		case <-timer.C:
 		}
-		unknown, err := a.puller.CheckAccess(ctx)
+		onlyUnknown := time.Now().Before(all)
+		unknown, err := asker.CheckAccess(ctx, onlyUnknown)
 		if ctx.Err() != nil {
-			return nil
+			return
 		}
 		if err != nil {
-			a.log.Warn("access not asked of every source", slog.Int("unknown", unknown), slog.Any("error", err))
+			log.Warn("access not asked of every source", slog.Int("unknown", unknown), slog.Any("error", err))
 		}
-		pause = accessOnce
-		if unknown > 0 {
-			pause = accessSoon
+		if !onlyUnknown {
+			all = time.Now().Add(accessOnce)
 		}
-		timer.Reset(pause)
+		next = all
+		if soon := time.Now().Add(accessSoon); unknown > 0 && soon.Before(all) {
+			next = soon
+		}
 	}
 }
 

@@ -291,21 +291,14 @@ type accessTeller interface {
 }
 
 // CheckAccess asks the sources again to whom they serve what is held, each
-// repository once, and records the answers. A source that cannot be asked, or
-// that no longer knows the repository, changes nothing. It gives the number of
-// repositories whose access stays unknown though their source could tell.
-func (p *Puller) CheckAccess(ctx context.Context) (unknown int, err error) {
-	var asked []*artifact.Manifest
-next:
-	for _, m := range p.store.Manifests() {
-		for _, before := range asked {
-			if sameRepository(before, m) {
-				continue next
-			}
-		}
-		asked = append(asked, m)
+// repository once, or only those whose access is unknown, and records the
+// answers. A source that cannot be asked, or that no longer knows the repository,
+// changes nothing. It gives the number of repositories whose access stays unknown
+// though their source could tell.
+func (p *Puller) CheckAccess(ctx context.Context, onlyUnknown bool) (unknown int, err error) {
+	for _, m := range p.repositories() {
 		teller := p.tellerOf(m)
-		if teller == nil {
+		if teller == nil || onlyUnknown && m.Access != artifact.AccessUnknown {
 			continue
 		}
 		access, askErr := teller.Access(ctx, m.Ref, m.Commit)
@@ -319,6 +312,28 @@ next:
 		err = errors.Join(err, p.store.setAccess(m.WithAccess(access)))
 	}
 	return unknown, err
+}
+
+// AccessUnknown says that the access of something held is unknown though its
+// source could tell.
+func (p *Puller) AccessUnknown() bool {
+	return slices.ContainsFunc(p.repositories(), func(m *artifact.Manifest) bool {
+		return m.Access == artifact.AccessUnknown && p.tellerOf(m) != nil
+	})
+}
+
+// repositories gives one manifest of each repository held.
+func (p *Puller) repositories() []*artifact.Manifest {
+	type repository struct{ source, scheme, name string }
+	var list []*artifact.Manifest
+	seen := map[repository]bool{}
+	for _, m := range p.store.Manifests() {
+		if key := (repository{m.Source, m.Ref.Scheme, m.Ref.Name}); !seen[key] {
+			seen[key] = true
+			list = append(list, m)
+		}
+	}
+	return list
 }
 
 // tellerOf gives the source that a manifest came from, nil where it is not

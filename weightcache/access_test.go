@@ -184,7 +184,7 @@ func TestASupersededArtifactLosesItsViewsWithItsRepository(t *testing.T) {
 		t.Fatalf("%d views of what an engine reads, want 2", got)
 	}
 	src.tell(artifact.AccessPrivate, nil)
-	if unknown, err := r.puller.CheckAccess(t.Context()); unknown != 0 || err != nil {
+	if unknown, err := r.puller.CheckAccess(t.Context(), false); unknown != 0 || err != nil {
 		t.Fatal(unknown, err)
 	}
 	if left := viewsOf(t, r); len(left) > 0 {
@@ -252,7 +252,7 @@ func TestOfAHubViewOnlyTheRestrictedRepositoryIsTakenAway(t *testing.T) {
 		}
 	}
 	other.tell(artifact.AccessGated, nil)
-	if _, err := r.puller.CheckAccess(t.Context()); err != nil {
+	if _, err := r.puller.CheckAccess(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	views := viewsOf(t, r)
@@ -264,7 +264,7 @@ func TestOfAHubViewOnlyTheRestrictedRepositoryIsTakenAway(t *testing.T) {
 	}
 	// Open again, it may come back.
 	other.tell(artifact.AccessOpen, nil)
-	if _, err := r.puller.CheckAccess(t.Context()); err != nil {
+	if _, err := r.puller.CheckAccess(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.store.HubView(m); err != nil || len(viewsOf(t, r)) != 3 {
@@ -280,15 +280,15 @@ func TestAccessIsAskedOncePerRepositoryAndAFailedAnswerChangesNothing(t *testing
 	if _, err := r.puller.Ensure(t.Context(), artifact.Ref{Scheme: artifact.SchemeHub, Name: "acme/tiny", Revision: "v1"}, EnsureOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if unknown, err := r.puller.CheckAccess(t.Context()); unknown != 1 || err != nil || src.asked != 1 {
+	if unknown, err := r.puller.CheckAccess(t.Context(), false); unknown != 1 || err != nil || src.asked != 1 {
 		t.Errorf("%d unknown, %v, asked %d times", unknown, err, src.asked)
 	}
 	src.tell(artifact.AccessGated, nil)
-	if unknown, err := r.puller.CheckAccess(t.Context()); unknown != 0 || err != nil {
+	if unknown, err := r.puller.CheckAccess(t.Context(), false); unknown != 0 || err != nil {
 		t.Errorf("%d unknown, %v", unknown, err)
 	}
 	src.tell(artifact.AccessUnknown, errors.New("away"))
-	if unknown, err := r.puller.CheckAccess(t.Context()); unknown != 0 || err == nil {
+	if unknown, err := r.puller.CheckAccess(t.Context(), false); unknown != 0 || err == nil {
 		t.Errorf("%d unknown, %v", unknown, err)
 	}
 	// Nor does a refresh that does not learn it.

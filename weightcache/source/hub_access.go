@@ -59,11 +59,14 @@ func (h *Hub) Access(ctx context.Context, ref artifact.Ref, commit string) (arti
 
 // accessOf judges a repository that could be read. What a source says is
 // believed where it restricts; where it does not, and our credential was shown,
-// the files are asked for without one. AccessUnknown where that has no answer.
+// the files are asked for without one. AccessUnknown where that has no answer
+// within askTimeout: a client may wait for the Resolve.
 func (h *Hub) accessOf(ctx context.Context, ref artifact.Ref, commit string, info repoInfo) artifact.Access {
 	if said := info.said(); said != artifact.AccessOpen || h.opts.TokenFile == "" {
 		return said
 	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	at := h.address("api/models/" + escapePath(ref.Name) + "/tree/" + commit)
 	at.RawQuery = "recursive=false&expand=false&limit=1"
 	err := h.question(ctx, http.MethodGet, at, "", commit, nil)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/hearth-dev/hearth/test/sim/hub"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -262,5 +263,30 @@ func TestACallersTokenGoesToItsOriginAloneAndOursIsNeverBesideIt(t *testing.T) {
 		if shown != "Bearer hub_alice" {
 			t.Errorf("the hub was shown %q", shown)
 		}
+	}
+}
+
+func TestAResolveDoesNotWaitLongForWhatIsToldToOneWithoutCredential(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	var once sync.Once
+	free := func() { once.Do(func() { close(release) }) }
+	_, h := newAccessHub(t, true, hub.Options{}, func(inner http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") == "" {
+				select {
+				case <-release:
+				case <-r.Context().Done():
+				}
+			}
+			inner.ServeHTTP(w, r)
+		})
+	})
+	t.Cleanup(free)
+	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second) // the answer's head alone may take 30 s
+	defer cancel()
+	l, err := h.Resolve(ctx, tinyRef)
+	if err != nil || ctx.Err() != nil || l.Access != artifact.AccessUnknown {
+		t.Errorf("listing %+v, %v, %v", l, err, ctx.Err())
 	}
 }
