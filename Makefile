@@ -3,7 +3,7 @@
 export CGO_ENABLED ?= 0
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-18s %s\n", $$1, $$2}' Makefile
 build: ## build hearth, hearth-agent and hearth-router into bin/
 	go build -o bin/ ./cmd/...
 demo: build ## two nodes, four simulated engines and the router, until Ctrl-C
@@ -12,7 +12,7 @@ demo-check: build ## the main job, headless; ends with one line of JSON
 	bin/hearth up --check
 demo-real: build ## real weights and llama-server, headless; needs python3 with venv
 	scripts/demo-real
-test: ## every test but test/outside; no root, no network, no C compiler
+test: ## every test but those with a target of their own; no root, no network, no C compiler
 	go test ./...
 race: ## the tests under the race detector, long ones shortened; needs a C compiler
 	CGO_ENABLED=1 go test -race -short ./...
