@@ -113,7 +113,8 @@ func TestWhateverAnEngineDoesTheClientIsNotMisledAndNothingIsHeld(t *testing.T) 
 		"FIN before the last chunk":   {&script{bytes: okHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk(full), end: "fin"}, chat, cut},
 		"FIN in the last chunk":       {&script{bytes: okHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk(full) + "0\r\n", end: "fin"}, chat, cut},
 		"FIN in the trailers":         {&script{bytes: okHead + "Transfer-Encoding: chunked\r\n\r\n" + inChunk(full) + "0\r\nX: y\r\n", end: "fin"}, chat, cut},
-		"half-close behind an answer": {&script{bytes: okHead + length + full, end: "half"}, chat, once},
+		// The end may come as the connection is used again, and cost a second attempt.
+		"half-close behind an answer": {&script{bytes: okHead + length + full, end: "half"}, chat, want{200, full, "ok", false, 0}},
 		"RST behind an answer":        {&script{bytes: okHead + length + full, end: "fin"}, chat, once},
 		// Slowness.
 		"one byte at a time":         {&script{bytes: okHead + length + full, step: 1}, chat, good},

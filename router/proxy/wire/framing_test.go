@@ -38,16 +38,19 @@ func TestBodiesEndWhereTheirFramingSays(t *testing.T) {
 		for _, piece := range []int{1, 3, 1 << 20} { // whole, and as a trickle
 			t.Run(fmt.Sprintf("%s by %d", name, piece), func(t *testing.T) {
 				t.Parallel()
+				evil := strings.HasSuffix(c.answer, "evil")
+				sent := make(chan struct{}, 2)
 				e := newEngine(t, func(_ int, conn *net.TCPConn, in *bufio.Reader) {
 					for readRequest(in) == nil {
 						for rest := c.answer; rest != ""; {
 							n := min(piece, len(rest))
 							if _, err := io.WriteString(conn, rest[:n]); err != nil {
-								return
+								break // the client saw what it got and closed
 							}
 							rest = rest[n:]
 						}
-						if strings.HasSuffix(c.answer, "evil") {
+						if evil {
+							sent <- struct{}{}
 							continue
 						}
 						if !c.reused {
@@ -62,6 +65,9 @@ func TestBodiesEndWhereTheirFramingSays(t *testing.T) {
 					status, body, err := whole(t.Context(), tr, req)
 					if err != nil || status != c.status || body != c.body {
 						t.Fatalf("got %d %q, %v", status, body, err)
+					}
+					if evil {
+						<-sent // bytes that come behind the next request are its answer to anybody
 					}
 				}
 				if n := e.accepted.Load(); (n == 1) != c.reused {
