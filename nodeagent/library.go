@@ -25,6 +25,7 @@ var (
 	_ hubmirror.Holder    = library{}
 	_ hubmirror.RefNamer  = library{}
 	_ hubmirror.Dater     = library{}
+	_ hubmirror.Doubter   = library{}
 )
 
 // Manifest implements hubmirror.Library.
@@ -62,6 +63,9 @@ func (l library) Held(repo, commit string) (*artifact.Manifest, bool) {
 func (l library) RefNames(ctx context.Context, repo string) (map[string]string, error) {
 	return l.puller.RefNames(ctx, repo)
 }
+
+// Doubtful implements hubmirror.Doubter.
+func (l library) Doubtful(file artifact.Digest) bool { return l.store.Doubtful(file) }
 
 // Since implements hubmirror.Dater.
 func (l library) Since(m *artifact.Manifest) time.Time { return l.puller.Since(m) }

@@ -62,6 +62,7 @@ type landing struct {
 	active  int    // segments being fetched
 	pending []int  // whole segments whose bit is not on the drive
 	sealing bool
+	resumed bool // an earlier landing wrote some of it
 	named   bool // the names of part and bitmap are on the drive
 	hashing bool
 	chunker *artifact.Chunker
@@ -91,6 +92,7 @@ func (s *Store) land(ctx context.Context, f artifact.File, segment int64, room *
 	s.mu.Unlock()
 	l := &landing{s: s, sha: f.SHA256, size: f.Size, segment: segment, chunker: artifact.NewChunker()}
 	if resumable {
+		l.resumed = true
 		err := l.resume()
 		if err == nil {
 			return l, nil
@@ -585,8 +587,12 @@ func (l *landing) close() error {
 func (l *landing) discard() error {
 	s := l.s
 	err := errors.Join(l.close(), s.removeIfThere(s.bitsPath(l.sha)), s.removeIfThere(s.partPath(l.sha)))
+	given := l.resumed || l.present() > 0
 	s.mu.Lock()
 	delete(s.partial, l.sha)
+	if given {
+		s.doubtLocked(l.sha)
+	}
 	s.freed.fire()
 	s.mu.Unlock()
 	return err

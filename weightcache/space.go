@@ -448,6 +448,7 @@ func (s *Store) discard(sha artifact.Digest) error {
 	delete(s.blobs, sha)
 	s.bad[sha] = true
 	s.damage[sha]++
+	s.doubtLocked(sha)
 	s.damages++
 	s.removing[sha] = true
 	var holders []artifact.Digest

@@ -102,6 +102,7 @@ type Store struct {
 	removing  map[artifact.Digest]bool      // being unlinked
 	kept      map[artifact.Digest]time.Time // until when bytes stay that no ref means
 	orphans   map[artifact.Digest]bool      // stored files of no artifact, kept while there is room
+	doubts    map[artifact.Digest]time.Time // files of which somebody may hold other bytes
 	turn      int64                         // counts uses
 	reserved  int64                         // bytes promised to pulls and not allocated yet
 	freed     signal                        // fires when removing or evicting shrinks
@@ -157,6 +158,7 @@ func Open(opts Options) (*Store, error) {
 		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
 		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, kept: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{}, orphans: map[artifact.Digest]bool{},
+		doubts: map[artifact.Digest]time.Time{},
 		watchers: map[chan struct{}]bool{}, recording: make(chan struct{}, 1), viewPolicy: opts.MayView,
 	}
 	for _, ref := range opts.Keep {

@@ -44,6 +44,14 @@ type RefLister interface {
 	Refs(ctx context.Context, repo string) (map[string]string, error)
 }
 
+// Doubter is implemented by a Library that knows when bytes turn out wrong while
+// nobody reads them. Without it only clients that are broken off start again.
+type Doubter interface {
+	// Doubtful says that a client may hold bytes of a file which are not those
+	// of the file as it is now.
+	Doubtful(file artifact.Digest) bool
+}
+
 // Content is one file being served.
 type Content interface {
 	// Size is the final length in bytes.
@@ -289,6 +297,9 @@ func (m *Mirror) heldAs(ctx context.Context, repo, commit string) (artifact.Ref,
 
 // isSuspect says whether a client may hold wrong bytes of a file.
 func (m *Mirror) isSuspect(d artifact.Digest) bool {
+	if library, ok := m.opts.Library.(Doubter); ok && library.Doubtful(d) {
+		return true
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at, found := m.suspect[d]

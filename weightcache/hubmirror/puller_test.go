@@ -56,6 +56,8 @@ func (l library) RefNames(ctx context.Context, repo string) (map[string]string, 
 	return l.p.RefNames(ctx, repo)
 }
 
+func (l library) Doubtful(file artifact.Digest) bool { return l.p.Doubtful(file) }
+
 func (l library) Since(m *artifact.Manifest) time.Time { return l.p.Since(m) }
 
 func (l library) Keep(m *artifact.Manifest, until time.Time) { l.p.Keep(m.Digest, until) }
