@@ -126,6 +126,13 @@ func (m *Mirror) keyOf(r *http.Request, rt route) sessionKey {
 	return sessionKey{who, rt.repo, revisionOf(rt.rev)}
 }
 
+// judgedAlike says that who was judged by one manifest may have the other as
+// well: it is open, or for those whom the same source admits in the same way.
+func (m *Mirror) judgedAlike(other, judged *artifact.Manifest) bool {
+	restricted := m.auth.opts.Restricted
+	return !restricted(other) || restricted(judged) && other.Source == judged.Source && other.Access == judged.Access
+}
+
 // steady gives what a revision means to the client of a request: what it meant
 // when the client asked first, so that all questions of one start have one
 // answer, also where the revision has moved meanwhile. now is what it means to
@@ -139,9 +146,7 @@ func (m *Mirror) steady(r *http.Request, rt route, now *artifact.Manifest) (mf *
 	mf = m.sessions.find(key, now, m.opts.Now())
 	if mf.Commit != now.Commit || mf.Digest != now.Digest {
 		held, found := holder.Held(rt.repo, mf.Commit)
-		// The caller was judged by what the revision means now.
-		same := found && held.Digest == mf.Digest && (!m.auth.opts.Restricted(held) || m.auth.opts.Restricted(now))
-		if same {
+		if found && held.Digest == mf.Digest && m.judgedAlike(held, now) {
 			mf = held
 		} else {
 			mf = now
