@@ -2,10 +2,8 @@ package weightcache
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -19,11 +17,6 @@ import (
 const (
 	partSuffix = ".part"
 	bitsSuffix = ".bits"
-	bitsMagic  = "HRTHBIT1"
-	// bitsHeader is magic, digest, size and segment size as little-endian
-	// uint64, the boot's id, and the CRC-32C of all that.
-	bitsHeader = len(bitsMagic) + 32 + 8 + 8 + bootBytes + 4
-	bootBytes  = 16
 	// sealBatch is how many whole segments are flushed together: that much a
 	// power cut may cost, and a killed process nothing of it.
 	sealBatch = 8
@@ -34,8 +27,6 @@ const (
 	// write-back is started.
 	flushEvery = 4 << 20
 )
-
-var crcTable = crc32.MakeTable(crc32.Castagnoli)
 
 // pieces pools the buffers of streams and hashers.
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
@@ -144,62 +135,6 @@ func (l *landing) begin(room *reservation) error {
 	}
 	_, err = l.bits.WriteAt(l.encodeBits(), 0)
 	return err
-}
-
-// encodeBits is the whole bitmap file; segments count as written only in the
-// boot that wrote them.
-func (l *landing) encodeBits() []byte {
-	data := append(l.header(), l.bitmap...)
-	for i := range l.written {
-		whole := byte(0)
-		if l.written[i] == l.length(i) {
-			whole = 1
-		}
-		data = append(data, whole)
-	}
-	return data
-}
-
-func (l *landing) header() []byte {
-	data := append([]byte(bitsMagic), l.sha[:]...)
-	data = binary.LittleEndian.AppendUint64(data, uint64(l.size))
-	data = binary.LittleEndian.AppendUint64(data, uint64(l.segment))
-	data = append(data, l.s.boot[:]...)
-	return binary.LittleEndian.AppendUint32(data, crc32.Checksum(data, crcTable))
-}
-
-// bitsFile is a decoded bitmap file.
-type bitsFile struct {
-	segment int64
-	boot    [bootBytes]byte
-	bitmap  []byte // bit i: segment i is on the drive
-	written []byte // 1: segment i was written by a process of this boot
-}
-
-// decodeBits reads a bitmap file. Errors wrap artifact.ErrInvalid.
-func decodeBits(data []byte, sha artifact.Digest, size int64) (b bitsFile, err error) {
-	if len(data) < bitsHeader || string(data[:len(bitsMagic)]) != bitsMagic {
-		return b, fmt.Errorf("decode bitmap: %w: no header", artifact.ErrInvalid)
-	}
-	body := data[:bitsHeader-4]
-	if binary.LittleEndian.Uint32(data[bitsHeader-4:]) != crc32.Checksum(body, crcTable) {
-		return b, fmt.Errorf("decode bitmap: %w: checksum", artifact.ErrInvalid)
-	}
-	if artifact.Digest(data[8:40]) != sha || binary.LittleEndian.Uint64(data[40:]) != uint64(size) {
-		return b, fmt.Errorf("decode bitmap: %w: of another file", artifact.ErrInvalid)
-	}
-	b.segment = int64(binary.LittleEndian.Uint64(data[48:]))
-	if b.segment < minSegment || b.segment > maxSegment {
-		return b, fmt.Errorf("decode bitmap: %w: segment of %d bytes", artifact.ErrInvalid, b.segment)
-	}
-	copy(b.boot[:], data[56:])
-	n := (size + b.segment - 1) / b.segment
-	rest := data[bitsHeader:]
-	if int64(len(rest)) != (n+7)/8+n {
-		return b, fmt.Errorf("decode bitmap: %w: %d bytes for %d segments", artifact.ErrInvalid, len(rest), n)
-	}
-	b.bitmap, b.written = rest[:(n+7)/8], rest[(n+7)/8:]
-	return b, nil
 }
 
 // resume opens what an earlier process left; the hasher reads back the
@@ -441,7 +376,7 @@ func (l *landing) run(ctx context.Context) error {
 		n := l.readyLocked()
 		if !l.hashing && l.hashed == l.size {
 			l.mu.Unlock()
-			return l.finish()
+			return l.finish(ctx)
 		}
 		if ctx.Err() != nil {
 			l.mu.Unlock()
@@ -486,8 +421,9 @@ func (l *landing) readyLocked() int64 {
 }
 
 // finish compares the digest and publishes the file: 0444, fsync, rename,
-// fsync of the directory.
-func (l *landing) finish() error {
+// fsync of the directory. Where a resolve stored the same bytes meanwhile, that
+// file stays: views have links to it.
+func (l *landing) finish(ctx context.Context) error {
 	s := l.s
 	sum, chunks := l.chunker.Sum()
 	if sum != l.sha {
@@ -496,7 +432,13 @@ func (l *landing) finish() error {
 		return err
 	}
 	blob := s.blobPath(l.sha)
+	if err := s.waitRemoved(ctx, l.sha, true); err != nil {
+		return err
+	}
 	err := func() error {
+		if s.has(l.sha) {
+			return s.removeIfThere(s.partPath(l.sha))
+		}
 		if err := s.writeChunks(l.sha, chunks); err != nil {
 			return err
 		}
@@ -515,16 +457,20 @@ func (l *landing) finish() error {
 		// Should the old name come back after a crash, the next open removes it.
 		return s.fs.SyncDir(filepath.Dir(blob))
 	}()
+	s.mu.Lock()
+	delete(s.removing, l.sha)
+	if err == nil {
+		delete(s.partial, l.sha)
+		delete(s.bad, l.sha)
+		s.blobs[l.sha] = l.size
+	}
+	s.freed.fire()
+	s.mu.Unlock()
 	if err != nil {
 		err = fmt.Errorf("commit file %s: %w", l.sha.Short(), classified(err))
 		l.fail(err)
 		return err
 	}
-	s.mu.Lock()
-	delete(s.partial, l.sha)
-	delete(s.bad, l.sha)
-	s.blobs[l.sha] = l.size
-	s.mu.Unlock()
 	l.mu.Lock()
 	l.done = true
 	l.changed.fire()

@@ -381,6 +381,10 @@ func (s *Store) adopt(ctx context.Context, temp string, sha artifact.Digest, siz
 		s.freed.fire()
 		s.mu.Unlock()
 	}()
+	if s.has(sha) {
+		// Another path brought the same bytes; views have links to that file.
+		return s.fs.Remove(temp)
+	}
 	blob := s.blobPath(sha)
 	if err := s.writeChunks(sha, chunks); err != nil {
 		return fmt.Errorf("%w: %w", errWrite, err)

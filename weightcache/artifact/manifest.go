@@ -3,9 +3,9 @@ package artifact
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"path"
 	"slices"
 	"strconv"
@@ -40,16 +40,59 @@ var ErrNewer = fmt.Errorf("%w: written by a newer version", ErrInvalid)
 
 // ComputeDigest is SHA-256 over one line "<sha256 hex> <size> <path>\n" per
 // file, the lines sorted bytewise.
-func ComputeDigest(files []File) Digest {
-	lines := make([]string, len(files))
-	for i, f := range files {
-		lines[i] = f.SHA256.String() + " " + strconv.FormatInt(f.Size, 10) + " " + f.Path + "\n"
+func ComputeDigest(files []File) Digest { return digestInOrder(files, byContent(files)) }
+
+// byContent gives the files' indices in the order of their lines.
+func byContent(files []File) []int {
+	order := make([]int, len(files))
+	for i := range order {
+		order[i] = i
 	}
-	slices.Sort(lines)
+	slices.SortFunc(order, func(a, b int) int {
+		// A line begins with the digest, whose bytes sort as their hex digits do.
+		if c := bytes.Compare(files[a].SHA256[:], files[b].SHA256[:]); c != 0 {
+			return c
+		}
+		return compareRest(files[a], files[b])
+	})
+	return order
+}
+
+// compareRest orders the lines of two files of one digest.
+func compareRest(a, b File) int {
+	n := min(len(a.Path), len(b.Path))
+	switch {
+	case a.Size != b.Size: // one of them is wrong, which is said elsewhere
+		return bytes.Compare(appendLine(nil, a), appendLine(nil, b))
+	case a.Path[:n] != b.Path[:n] || len(a.Path) == len(b.Path):
+		return strings.Compare(a.Path, b.Path)
+	case len(a.Path) > n:
+		return -compareRest(b, a)
+	case b.Path[n] < '\n':
+		return 1 // the line of a ends here
+	}
+	return -1
+}
+
+func appendLine(line []byte, f File) []byte {
+	line = hex.AppendEncode(line, f.SHA256[:])
+	line = append(line, ' ')
+	line = strconv.AppendInt(line, f.Size, 10)
+	line = append(line, ' ')
+	line = append(line, f.Path...)
+	return append(line, '\n')
+}
+
+func digestInOrder(files []File, order []int) Digest {
 	h := sha256.New()
-	for _, line := range lines {
-		_, _ = io.WriteString(h, line)
+	var lines []byte
+	for _, i := range order {
+		if lines = appendLine(lines, files[i]); len(lines) > 32<<10 {
+			_, _ = h.Write(lines)
+			lines = lines[:0]
+		}
 	}
+	_, _ = h.Write(lines)
 	return Digest(h.Sum(nil))
 }
 
@@ -64,8 +107,8 @@ func NewManifest(l *Listing) (*Manifest, error) {
 		m.Files[i].Kind = KindOf(m.Files[i].Path)
 	}
 	slices.SortFunc(m.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
-	m.Digest = ComputeDigest(m.Files)
-	if err := m.Check(); err != nil {
+	var err error
+	if m.Digest, err = m.check(); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -97,41 +140,48 @@ func (m *Manifest) Listing() *Listing {
 // Check validates everything about a manifest, including that Digest is that
 // of the files. Errors wrap ErrInvalid.
 func (m *Manifest) Check() error {
+	got, err := m.check()
+	if err == nil && got != m.Digest {
+		err = fmt.Errorf("check manifest: %w: digest is %s, its files give %s", ErrInvalid, m.Digest.Short(), got.Short())
+	}
+	return err
+}
+
+// check validates everything but Digest, and gives what that has to be.
+func (m *Manifest) check() (digest Digest, err error) {
 	if m.Version > ManifestVersion {
-		return fmt.Errorf("check manifest: %w: version %d, this code knows %d", ErrNewer, m.Version, ManifestVersion)
+		return digest, fmt.Errorf("check manifest: %w: version %d, this code knows %d", ErrNewer, m.Version, ManifestVersion)
 	}
 	if m.Version < 1 {
-		return fmt.Errorf("check manifest: %w: version %d", ErrInvalid, m.Version)
+		return digest, fmt.Errorf("check manifest: %w: version %d", ErrInvalid, m.Version)
 	}
 	if err := m.Access.check(m.Version); err != nil {
-		return err
+		return digest, err
 	}
 	if _, err := ParseRef(m.Ref.String()); err != nil {
-		return fmt.Errorf("check manifest: %w", err)
+		return digest, fmt.Errorf("check manifest: %w", err)
 	}
 	if err := ValidCommit(m.Commit); err != nil {
-		return err
+		return digest, err
 	}
 	if len(m.Source) > MaxSegmentBytes {
-		return fmt.Errorf("check manifest: %w: source name longer than %d bytes", ErrInvalid, MaxSegmentBytes)
+		return digest, fmt.Errorf("check manifest: %w: source name longer than %d bytes", ErrInvalid, MaxSegmentBytes)
 	}
 	if err := CheckFiles(m.Files, true); err != nil {
-		return err
+		return digest, err
 	}
-	sizes := make(map[Digest]int64, len(m.Files))
 	for _, f := range m.Files {
 		if f.Kind != KindOf(f.Path) {
-			return fmt.Errorf("check file %q: %w: kind %.20q, want %q", f.Path, ErrInvalid, f.Kind, KindOf(f.Path))
+			return digest, fmt.Errorf("check file %q: %w: kind %.20q, want %q", f.Path, ErrInvalid, f.Kind, KindOf(f.Path))
 		}
-		if size, seen := sizes[f.SHA256]; seen && size != f.Size {
-			return fmt.Errorf("check file %q: %w: one digest with two sizes", f.Path, ErrInvalid)
+	}
+	order := byContent(m.Files)
+	for n := 1; n < len(order); n++ {
+		if a, b := m.Files[order[n-1]], m.Files[order[n]]; a.SHA256 == b.SHA256 && a.Size != b.Size {
+			return digest, fmt.Errorf("check file %q: %w: one digest with two sizes", b.Path, ErrInvalid)
 		}
-		sizes[f.SHA256] = f.Size
 	}
-	if got := ComputeDigest(m.Files); got != m.Digest {
-		return fmt.Errorf("check manifest: %w: digest is %s, its files give %s", ErrInvalid, m.Digest.Short(), got.Short())
-	}
-	return nil
+	return digestInOrder(m.Files, order), nil
 }
 
 // ValidCommit accepts what may name a commit: 1 to 128 lower-case hex digits.
@@ -147,11 +197,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 	if err := m.Check(); err != nil {
 		return nil, fmt.Errorf("encode manifest: %w", err)
 	}
-	data, err := json.MarshalIndent(m, "", " ")
-	if err != nil {
-		return nil, fmt.Errorf("encode manifest: %w", err)
-	}
-	return append(data, '\n'), nil
+	return m.appendStored(), nil
 }
 
 // DecodeManifest reads the stored form strictly: unknown fields, trailing

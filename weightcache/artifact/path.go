@@ -3,6 +3,7 @@ package artifact
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -40,7 +41,7 @@ func ValidPath(p string) error {
 	case path.Clean(p) != p || p == ".":
 		return fmt.Errorf("check path %q: %w: not a clean relative path", p, ErrInvalid)
 	}
-	for _, c := range p {
+	for _, c := range []byte(p) {
 		if c < 0x20 || c == 0x7f || c == '\\' {
 			return fmt.Errorf("check path %q: %w: control character or backslash", p, ErrInvalid)
 		}
@@ -56,35 +57,32 @@ func ValidPath(p string) error {
 	return nil
 }
 
-// weightSuffixes are the names of files that hold tensors.
-var weightSuffixes = []string{
-	".safetensors", ".gguf", ".ggml", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5",
-	".onnx", ".onnx_data", ".npz", ".engine", ".plan", ".tflite", ".llamafile", ".nemo",
-}
+// kinds are the files that hold tensors and those that an engine reads before
+// it loads them, by the end of their name.
+var kinds = func() map[string]Kind {
+	m := map[string]Kind{}
+	for _, end := range []string{
+		".safetensors", ".gguf", ".ggml", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5",
+		".onnx", ".onnx_data", ".npz", ".engine", ".plan", ".tflite", ".llamafile", ".nemo",
+	} {
+		m[end] = Weights
+	}
+	for _, end := range []string{".json", ".txt", ".model", ".jinja", ".tiktoken", ".yaml", ".yml", ".py", ".vocab", ".jsonl", ".toml", ".spm"} {
+		m[end] = Metadata
+	}
+	return m
+}()
 
-// metadataSuffixes are the names of files that an engine reads before it
-// loads tensors.
-var metadataSuffixes = []string{".json", ".txt", ".model", ".jinja", ".tiktoken", ".yaml", ".yml", ".py", ".vocab", ".jsonl", ".toml", ".spm"}
-
-// KindOf derives the kind of a file from its path: tensors by suffix, then
-// what engines read before them, then everything else.
+// KindOf derives the kind of a file from its path: tensors by the end of the
+// name, then what engines read before them, then everything else.
 func KindOf(p string) Kind {
-	base := strings.ToLower(path.Base(p))
-	if base == "license.txt" || base == "notice.txt" || base == "use_policy.txt" {
+	base := strings.ToLower(p[strings.LastIndexByte(p, '/')+1:])
+	switch base {
+	case "license.txt", "notice.txt", "use_policy.txt", "training_args.bin", "optimizer.bin":
 		return Other
 	}
-	if base == "training_args.bin" || base == "optimizer.bin" {
-		return Other
-	}
-	for _, suffix := range weightSuffixes {
-		if strings.HasSuffix(base, suffix) {
-			return Weights
-		}
-	}
-	for _, suffix := range metadataSuffixes {
-		if strings.HasSuffix(base, suffix) {
-			return Metadata
-		}
+	if kind, known := kinds[path.Ext(base)]; known {
+		return kind
 	}
 	return Other
 }
@@ -100,7 +98,6 @@ func CheckFiles(files []File, needSHA256 bool) error {
 	if len(files) > MaxFiles {
 		return fmt.Errorf("check files: %w: %d files, at most %d are allowed", ErrInvalid, len(files), MaxFiles)
 	}
-	names := make(map[string]bool, len(files)) // true: a file, false: a directory
 	var total int64
 	for i, f := range files {
 		if err := ValidPath(f.Path); err != nil {
@@ -128,19 +125,24 @@ func CheckFiles(files []File, needSHA256 bool) error {
 			}
 			return fmt.Errorf("check file %q: %w: not sorted by path", f.Path, ErrInvalid)
 		}
-		names[f.Path] = true
 	}
+	return checkFolders(files)
+}
+
+// checkFolders finds a file of sorted ones that lies below another.
+func checkFolders(files []File) error {
+	last := ""
 	for _, f := range files {
-		for dir := path.Dir(f.Path); dir != "."; dir = path.Dir(dir) {
-			isFile, seen := names[dir]
-			if isFile {
-				return fmt.Errorf("check file %q: %w: %q is both a file and a directory", f.Path, ErrInvalid, dir)
+		for at, c := range []byte(f.Path) {
+			// The folders it shares with the one before were looked at there.
+			if c != '/' || at < len(last) && last[at] == '/' && last[:at] == f.Path[:at] {
+				continue
 			}
-			if seen {
-				break
+			if _, found := slices.BinarySearchFunc(files, f.Path[:at], func(f File, dir string) int { return strings.Compare(f.Path, dir) }); found {
+				return fmt.Errorf("check file %q: %w: %q is both a file and a directory", f.Path, ErrInvalid, f.Path[:at])
 			}
-			names[dir] = false
 		}
+		last = f.Path
 	}
 	return nil
 }
