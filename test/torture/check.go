@@ -226,7 +226,9 @@ func (t *torture) checkStore(ctx context.Context) error {
 		if err != nil {
 			return false, err
 		}
-		last = t.compareStore(ctx, byRef)
+		if err := t.compareStore(ctx, byRef); err == nil || ctx.Err() == nil {
+			last = err // else it may only say that the time is over
+		}
 		return last == nil, last
 	}, t.agent.Process)
 	if last != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,7 +52,6 @@ type torture struct {
 	origin         *origin
 	model          *model
 	agent          *victim.Agent
-	http           *http.Client
 	weights, views string
 	bytesAtDeath   int64 // of the origin
 	// foul says that wrong bytes may be landing since the store was last at rest:
@@ -118,7 +116,6 @@ func run(ctx context.Context, o options) (Summary, error) {
 	defer r.Close()
 	t := &torture{
 		options: o, rig: r, weights: filepath.Join(o.dir, "store", "weights"), views: filepath.Join(o.dir, "store", "views"),
-		http:    &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}},
 		summary: Summary{Seed: o.seed, Calls: map[string]int{}},
 	}
 	dice := rand.New(rand.NewPCG(o.seed, 0))

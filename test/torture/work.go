@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -268,6 +269,14 @@ func (c *crew) readMirror(ctx context.Context, dice *rand.Rand) error {
 
 var errNotWhole = errors.New("it is not whole")
 
+// stranger is a client at an address of its own among those of loopback: the
+// mirror keeps a client that it knows to the commit of its first question.
+func (t *torture) stranger(dice *rand.Rand) *http.Client {
+	from := &net.TCPAddr{IP: net.IPv4(127, byte(1+dice.IntN(250)), byte(dice.IntN(250)), byte(1+dice.IntN(250)))}
+	dialer := &net.Dialer{LocalAddr: from}
+	return &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true, DisableCompression: true}}
+}
+
 // answer is what the mirror gave.
 type answer struct {
 	status int
@@ -296,7 +305,7 @@ func (c *crew) get(ctx context.Context, dice *rand.Rand, repo, revision, path st
 	if ranged != "" {
 		request.Header.Set("Range", ranged)
 	}
-	response, err := c.t.http.Do(request)
+	response, err := c.t.stranger(dice).Do(request)
 	if err != nil {
 		return answer{gaveUp: true}, nil //nolint:nilerr // killed or stopped in mid-call
 	}
