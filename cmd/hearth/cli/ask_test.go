@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -88,9 +89,9 @@ func TestAnswersAreTablesForPeopleAndJSONForPrograms(t *testing.T) {
 	}{
 		{[]string{"status"}, []string{"node-1  v1", "control+data", "1 healthy, 1 unhealthy", "256.0 MiB of 1.0 GiB", "engine-1", "serving", "25%", testRef, "PROBLEMS", "node-1: the drive is slow"}, []string{"nodes"}},
 		{[]string{"nodes"}, []string{"NODE", "gpu-0", "unhealthy", "gpu-1"}, []string{"nodes"}},
-		{[]string{"models", "list"}, []string{"REF", testRef, "Ready", "100%", "abababababab"}, []string{"models"}},
+		{[]string{"models", "list"}, []string{"REF", "node-1  " + testRef, "Ready", "100%", "abababababab"}, []string{"models"}},
 		{[]string{"models", "show", testRef}, []string{"state    Ready", "config.json", "cdcdcdcdcdcd"}, []string{"models"}},
-		{[]string{"models", "pull", "hub://org/name"}, []string{testRef, "Ready"}, []string{"models"}},
+		{[]string{"models", "pull", "hub://org/name"}, []string{"node-1  " + testRef, "Ready"}, []string{"models"}},
 	} {
 		name := strings.Join(test.args, " ")
 		out, complaint, code := hearth(t, append(test.args, "--addr", agent)...)
@@ -127,6 +128,21 @@ func TestAnEndpointOnAnUnhealthyDeviceIsShownAsSuch(t *testing.T) {
 		if got := endpointState(e, devices); got != want {
 			t.Errorf("state of %+v is %q, want %q", e, got, want)
 		}
+	}
+}
+
+func TestTheStatusSaysWhyAModelFailedAndAnEndpointIsNotReached(t *testing.T) {
+	t.Parallel()
+	node := nodeState{
+		Node: admin.Node{Name: "node-1", Problems: []string{"hub://org/kept@main is not ready"}},
+		Models: []admin.Model{
+			{Ref: testRef, State: "Failed", Detail: "no space"}, {Ref: "hub://org/kept@main", State: "Failed", Detail: "told"}, {Ref: "hub://org/other@main", State: "Ready", Detail: "of before"},
+		},
+		Endpoints: []admin.Endpoint{{Name: "e0", Detail: "connection refused"}, {Name: "e1", Reachable: true, Detail: "of before"}},
+	}
+	want := []string{"node-1: endpoint e0: connection refused", "node-1: model " + testRef + ": no space"}
+	if got := whyNot(node); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,11 +46,12 @@ func (a *app) modelsList() *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(command.Context(), askTimeout)
 			defer cancel()
-			answers, failure := onAgents(ctx, places, func(ctx context.Context, c *admin.Client) ([]admin.Model, error) { return c.Models(ctx) })
+			answers, failure := onAgents(ctx, places, listed)
 			models := []nodeModel{}
 			for _, said := range answers {
 				for _, m := range said.value {
-					models = append(models, nodeModel{Node: said.place.node, Model: m})
+					m.Node = cmp.Or(said.place.node, m.Node)
+					models = append(models, m)
 				}
 			}
 			if failure != nil && len(models) == 0 {
@@ -61,6 +63,20 @@ func (a *app) modelsList() *cobra.Command {
 			return errors.Join(terminal.Table(a.Out, []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "ACCESS", "LEASES", "DIGEST"}, modelRows(models)), failure)
 		},
 	}
+}
+
+// listed gives an agent's models under its node's name.
+func listed(ctx context.Context, c *admin.Client) ([]nodeModel, error) {
+	node, err := c.Node(ctx)
+	if err != nil {
+		return nil, err
+	}
+	models, err := c.Models(ctx)
+	named := make([]nodeModel, len(models))
+	for i, m := range models {
+		named[i] = nodeModel{Node: node.Name, Model: m}
+	}
+	return named, err
 }
 
 func modelRows(models []nodeModel) [][]string {
@@ -117,10 +133,15 @@ from what has landed. A ref that was resolved before keeps its meaning;
 			group, ctx := errgroup.WithContext(command.Context())
 			for i, p := range places {
 				group.Go(func() error {
-					model, err := onAgent(ctx, p, func(ctx context.Context, c *admin.Client) (admin.Model, error) {
-						return pull(ctx, c, admin.PullRequest{Ref: ref, Refresh: refresh}, progress, strings.TrimSpace(p.node+" "+ref))
+					model, err := onAgent(ctx, p, func(ctx context.Context, c *admin.Client) (nodeModel, error) {
+						model, err := pull(ctx, c, admin.PullRequest{Ref: ref, Refresh: refresh}, progress, strings.TrimSpace(p.node+" "+ref))
+						if err != nil {
+							return nodeModel{}, err
+						}
+						node, err := c.Node(ctx)
+						return nodeModel{Node: cmp.Or(p.node, node.Name), Model: model}, err
 					})
-					models[i] = nodeModel{Node: p.node, Model: model}
+					models[i] = model
 					return err
 				})
 			}

@@ -60,7 +60,7 @@ func (a *app) readNodes(ctx context.Context) (nodes []nodeState, failure, err er
 func (a *app) nodes() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "nodes",
-		Short: "List nodes with their devices and space",
+		Short: "List nodes with their devices and what is wrong with them",
 		Args:  cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			nodes, failure, err := a.readNodes(command.Context())

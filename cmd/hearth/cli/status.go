@@ -148,6 +148,7 @@ func (a *app) showStatus(said statusAnswer) error {
 		for _, m := range n.Models {
 			models.rows = append(models.rows, modelRows([]nodeModel{{Node: n.Node.Name, Model: m}})...)
 		}
+		problems = append(problems, whyNot(n)...)
 		for _, problem := range n.Node.Problems {
 			problems = append(problems, n.Node.Name+": "+problem)
 		}
@@ -183,6 +184,24 @@ func (a *app) showStatus(said statusAnswer) error {
 		fmt.Fprintln(a.Out, terminal.Plain(first))
 	}
 	return nil
+}
+
+// whyNot tells of the models and endpoints that a table shows without a reason,
+// but of none that the node's own problems name.
+func whyNot(n nodeState) []string {
+	var why []string
+	for _, e := range n.Endpoints {
+		if !e.Reachable && e.Detail != "" {
+			why = append(why, fmt.Sprintf("%s: endpoint %s: %s", n.Node.Name, e.Name, e.Detail))
+		}
+	}
+	for _, m := range n.Models {
+		told := slices.ContainsFunc(n.Node.Problems, func(problem string) bool { return strings.Contains(problem, m.Ref) })
+		if m.State == "Failed" && m.Detail != "" && !told {
+			why = append(why, fmt.Sprintf("%s: model %s: %s", n.Node.Name, m.Ref, m.Detail))
+		}
+	}
+	return why
 }
 
 func routerSections(r *routerState) []section {
