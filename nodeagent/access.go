@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -187,7 +188,8 @@ type tokenBook struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	looked  time.Time // when the files were looked at last
+	looked  time.Time // when a look at the files began last
+	looking bool      // it goes on
 	entries []tokenEntry
 }
 
@@ -216,20 +218,16 @@ func newTokenBook(tokens []Token, log *slog.Logger) *tokenBook {
 		}
 		b.entries = append(b.entries, e)
 	}
+	b.look()
 	return b
 }
 
 // named implements hubmirror.AuthOptions.Named. It takes the same time whether
 // and where a token is found.
 func (b *tokenBook) named(sum [sha256.Size]byte) (name string, known bool) {
+	b.look()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if now := time.Now(); now.Sub(b.looked) >= tokenFileEvery || now.Before(b.looked) {
-		b.looked = now
-		for i := range b.entries {
-			b.readLocked(&b.entries[i])
-		}
-	}
 	for _, e := range b.entries {
 		if subtle.ConstantTimeCompare(e.sum[:], sum[:]) == 1 && e.valid {
 			name, known = e.name, true
@@ -238,9 +236,29 @@ func (b *tokenBook) named(sum [sha256.Size]byte) (name string, known bool) {
 	return name, known
 }
 
-// readLocked reads an entry's file where it changed. A file that cannot be read
+// look reads the files where that is due and nobody does; meanwhile what they
+// held before stands for everybody else, however long a file takes.
+func (b *tokenBook) look() {
+	b.mu.Lock()
+	now := time.Now()
+	if b.looking || now.Sub(b.looked) < tokenFileEvery && !now.Before(b.looked) {
+		b.mu.Unlock()
+		return
+	}
+	b.looked, b.looking = now, true
+	entries := slices.Clone(b.entries)
+	b.mu.Unlock()
+	for i := range entries {
+		b.read(&entries[i])
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.entries, b.looking = entries, false
+}
+
+// read reads an entry's file where it changed. A file that cannot be read
 // makes its token unknown.
-func (b *tokenBook) readLocked(e *tokenEntry) {
+func (b *tokenBook) read(e *tokenEntry) {
 	if e.file == "" {
 		return
 	}
