@@ -1,6 +1,7 @@
 package weightcache
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -239,14 +240,32 @@ func (s *Store) pinRecord(m *artifact.Manifest) error {
 			return fmt.Errorf("pin %s: %w", m.Ref, err)
 		}
 	}
-	if err := durable.WriteFile(s.fs, s.recordPath(m.Ref), data, 0o600); err != nil {
-		return fmt.Errorf("pin %s: %w", m.Ref, err)
+	// A record that says the same already keeps its time, which tells clients
+	// since when the ref means that.
+	if same, err := s.says(m.Ref, data); err != nil || !same {
+		if err := durable.WriteFile(s.fs, s.recordPath(m.Ref), data, 0o600); err != nil {
+			return fmt.Errorf("pin %s: %w", m.Ref, err)
+		}
 	}
 	s.mu.Lock()
 	s.refs[m.Ref] = m
 	s.addRecordLocked(m)
 	s.mu.Unlock()
 	return s.agree(m)
+}
+
+// says reports whether the record of a ref holds just these bytes and is known
+// to be durable.
+func (s *Store) says(ref artifact.Ref, data []byte) (bool, error) {
+	known, found := s.pinned(ref)
+	if !found {
+		return false, nil
+	}
+	if known, err := known.Encode(); err != nil || !bytes.Equal(known, data) {
+		return false, err
+	}
+	held, err := durable.ReadFile(s.fs, s.recordPath(ref), artifact.MaxManifestBytes)
+	return err == nil && bytes.Equal(held, data), err
 }
 
 // pinned gives the manifest of a ref.

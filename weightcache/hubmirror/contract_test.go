@@ -110,6 +110,16 @@ func TestCommitsAreDatedByWhenTheyBecameKnown(t *testing.T) {
 	if len(got) != 1 || got[0].ID != testCommit || got[0].Date != "2026-11-01T02:03:04.005Z" {
 		t.Errorf("got %+v", got)
 	}
+	// The repository's info has the same, always the same, and none where it is
+	// not known: clients name what they build by it.
+	for since, want := range map[time.Time]string{l.since: "2026-11-01T02:03:04.005Z", {}: ""} {
+		l.since = since
+		var info struct{ LastModified string }
+		newRecorder(t, New(Options{Library: l}), http.MethodGet, "/api/models/acme/tiny").decode(t, &info)
+		if info.LastModified != want {
+			t.Errorf("lastModified is %q, want %q", info.LastModified, want)
+		}
+	}
 }
 
 // newRecorder asks a Mirror over a connection of its own.

@@ -91,10 +91,14 @@ func (m *Mirror) serveInfo(w http.ResponseWriter, r *http.Request, rt route, mf 
 	if mf.Access == artifact.AccessGated {
 		gated = "manual"
 	}
-	m.writeJSON(w, r, mf.Commit, map[string]any{
+	info := map[string]any{
 		"id": rt.repo, "modelId": rt.repo, "sha": mf.Commit, "siblings": siblings,
 		"private": mf.Access == artifact.AccessPrivate, "gated": gated, "disabled": false, "tags": []string{}, "downloads": 0, "likes": 0,
-	})
+	}
+	if date := m.since(mf); date != "" {
+		info["lastModified"] = date
+	}
+	m.writeJSON(w, r, mf.Commit, info)
 }
 
 // treeOf lists what lies below sub: directories before what they hold.

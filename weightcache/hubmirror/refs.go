@@ -144,17 +144,28 @@ func (m *Mirror) serveRefs(w http.ResponseWriter, r *http.Request, rt route, mf 
 	m.writeJSON(w, r, mf.Commit, lists)
 }
 
+// hubTime is how the hub writes times, in UTC.
+const hubTime = "2006-01-02T15:04:05.000Z"
+
+// since is when the mirror learned what the ref of a manifest means, as it stands
+// in answers; empty where that is not known any more.
+func (m *Mirror) since(mf *artifact.Manifest) string {
+	if dater, ok := m.opts.Library.(Dater); ok {
+		if at := dater.Since(mf); !at.IsZero() {
+			return at.UTC().Format(hubTime)
+		}
+	}
+	return ""
+}
+
 // serveCommits names the one commit that is known. Its own date is not: the one
 // given is when the mirror learned of it.
 func (m *Mirror) serveCommits(w http.ResponseWriter, r *http.Request, mf *artifact.Manifest) {
-	var since time.Time
-	if dater, ok := m.opts.Library.(Dater); ok {
-		since = dater.Since(mf)
-	}
-	if since.IsZero() {
-		since = m.opts.Now()
+	date := m.since(mf)
+	if date == "" {
+		date = m.opts.Now().UTC().Format(hubTime)
 	}
 	m.writeJSON(w, r, mf.Commit, []map[string]any{{
-		"id": mf.Commit, "title": "", "message": "", "authors": []string{}, "date": since.UTC().Format("2006-01-02T15:04:05.000Z"),
+		"id": mf.Commit, "title": "", "message": "", "authors": []string{}, "date": date,
 	}})
 }
