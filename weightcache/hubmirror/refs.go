@@ -3,6 +3,7 @@ package hubmirror
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -131,6 +132,11 @@ func (m *Mirror) serveRefs(w http.ResponseWriter, r *http.Request, rt route, mf 
 			m.opts.Log.LogAttrs(r.Context(), slog.LevelWarn, "list refs", slog.Any("error", err))
 		}
 	}
+	maps.DeleteFunc(held, func(rev, _ string) bool {
+		// Another source may have answered for it, which does not show it to all.
+		other, err := m.opts.Library.Manifest(r.Context(), artifact.Ref{Scheme: artifact.SchemeHub, Name: rt.repo, Revision: rev})
+		return err != nil || !m.judgedAlike(other, mf)
+	})
 	for rev := range held {
 		if rev != artifact.DefaultRevision && artifact.ValidCommit(rev) != nil && !strings.HasPrefix(rev, "refs/") {
 			names = m.names(r.Context(), rt.repo)

@@ -50,3 +50,17 @@ func TestASessionGivesNobodyWhatAnotherSourceOrAccessWouldKeep(t *testing.T) {
 		}
 	}
 }
+
+func TestRefsNameNoRevisionThatItsOwnSourceWouldKeepFromTheCaller(t *testing.T) {
+	t.Parallel()
+	l := &fakeLibrary{manifests: map[artifact.Ref]*artifact.Manifest{}}
+	for rev, access := range map[string]artifact.Access{"main": artifact.AccessOpen, "dev": artifact.AccessOpen, "inside": artifact.AccessPrivate} {
+		ref := artifact.Ref{Scheme: artifact.SchemeHub, Name: "acme/tiny", Revision: rev}
+		l.manifests[ref] = newManifest(t, ref, testCommit, artifact.File{Path: "a", Size: 1, SHA256: artifact.Digest{1}, LFS: true}).WithAccess(access)
+	}
+	var got refLists
+	newRecorder(t, New(Options{Library: l}), "GET", "/api/models/acme/tiny/refs").decode(t, &got)
+	if len(got.Branches) != 2 || got.Branches[1].Name != "dev" {
+		t.Errorf("branches %v", got.Branches)
+	}
+}
