@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hearth-dev/hearth/nodeagent"
@@ -26,9 +27,28 @@ func advice(config validator) []string {
 		for i, n := range c.Nodes {
 			addresses[fmt.Sprintf("nodes[%d].address", i)] = n.Address
 		}
-		return append(portAdvice(addresses), routerTLS(c, time.Now())...)
+		return slices.Concat(portAdvice(addresses), capabilityAdvice(c), routerTLS(c, time.Now()))
 	}
 	return nil
+}
+
+// capabilities are those that requests can need of a target.
+var capabilities = []string{"tools", "vision", "json"}
+
+// capabilityAdvice names capabilities that no request needs: beside a mistyped
+// one, the one that was meant counts as lacking.
+func capabilityAdvice(c *router.Config) []string {
+	var odd []string
+	for i, m := range c.Models {
+		for j, t := range m.Targets {
+			for k, name := range t.Capabilities {
+				if !slices.Contains(capabilities, name) {
+					odd = append(odd, fmt.Sprintf("models[%d].targets[%d].capabilities[%d]: %q is needed by no request; want %s", i, j, k, name, strings.Join(capabilities, ", ")))
+				}
+			}
+		}
+	}
+	return odd
 }
 
 func agentAdvice(c *nodeagent.Config) []string {
