@@ -164,7 +164,7 @@ func (a *auth) granted(c caller, mf *artifact.Manifest, ref artifact.Ref) (named
 
 // Refusals of access.
 var (
-	noIdentity = refusal{http.StatusUnauthorized, codeUnauthorized, "this mirror wants a client certificate or a bearer token", ""}
+	noIdentity = refusal{http.StatusUnauthorized, codeUnauthorized, "this mirror wants a bearer token, or a client certificate with a URI SAN spiffe://DOMAIN/hearth/client/NAME", ""}
 	noAccount  = refusal{http.StatusUnauthorized, codeUnauthorized, "neither this mirror nor the artifact's source knows this token", ""}
 )
 
