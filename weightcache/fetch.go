@@ -77,6 +77,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 // timeout.
 func (st *streams) fetch(ctx context.Context, j *job, f artifact.File) error {
 	p, l, segment := st.p, j.landing, j.segment
+	if p.throttles.left(st.src.Name()) > 0 {
+		return nil // whoever can bring it from elsewhere may
+	}
 	for try := 1; ; try++ {
 		at := l.at(segment)
 		if at == l.length(segment) {
@@ -133,9 +136,6 @@ func (l *landing) at(segment int) int64 {
 
 // stream makes one ranged GET and lands what it yields.
 func (st *streams) stream(ctx context.Context, j *job, f artifact.File, at int64) error {
-	if st.p.throttles.left(st.src.Name()) > 0 {
-		return errTurn // whoever can bring it from elsewhere may
-	}
 	l, segment := j.landing, j.segment
 	n := l.length(segment) - at
 	off := int64(segment)*l.segment + at
