@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -155,14 +157,14 @@ func (h *Hub) token() (string, error) {
 	}
 	info, err := os.Stat(h.opts.TokenFile)
 	if err != nil {
-		return "", fmt.Errorf("%w: read token file: %w", ErrUnauthorized, err)
+		return "", unreadToken(err)
 	}
 	if info.Size() > maxTokenBytes {
 		return "", fmt.Errorf("%w: token file is longer than %d bytes", ErrUnauthorized, maxTokenBytes)
 	}
 	text, err := os.ReadFile(h.opts.TokenFile)
 	if err != nil {
-		return "", fmt.Errorf("%w: read token file: %w", ErrUnauthorized, err)
+		return "", unreadToken(err)
 	}
 	token := strings.TrimSpace(string(text))
 	if token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
@@ -170,6 +172,18 @@ func (h *Hub) token() (string, error) {
 	}
 	h.lastToken.Store(&token)
 	return token, nil
+}
+
+// unreadToken says what a token file means that could not be read. Only one that
+// is not there, or not ours to read, is like a token that the hub refuses; where
+// the node is out of descriptors or its drive fails nobody has refused anything.
+func unreadToken(err error) error {
+	for _, definite := range []error{fs.ErrNotExist, fs.ErrPermission, syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP, syscall.ENAMETOOLONG} {
+		if errors.Is(err, definite) {
+			return fmt.Errorf("%w: read token file: %w", ErrUnauthorized, err)
+		}
+	}
+	return fmt.Errorf("%w: read token file: %w", ErrUnavailable, err)
 }
 
 // refuse wraps a cause as this source's Error.
