@@ -6,10 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/hearth-dev/hearth/durable"
 )
 
 // open opens the file, cuts off a torn end and reads back the tail's ids.
@@ -102,6 +106,29 @@ func (m *Meter) reopen() error {
 	}
 	m.file = file
 	return nil
+}
+
+// errTaken says that what was written may be in no file any more.
+var errTaken = errors.New("the file was moved or removed meanwhile")
+
+// taken says whether the path no longer names the open file: somebody moved or
+// removed it, and what is written to it may be gone when it is closed.
+func (m *Meter) taken() bool {
+	open, err := m.file.Stat()
+	if err != nil {
+		return false // the write will tell
+	}
+	there, err := m.options.FS.Stat(m.options.Path)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return !durable.SameFile(open, there)
+}
+
+// leave gives up a file that was taken; the next one is written from its end.
+func (m *Meter) leave() {
+	_ = m.file.Close()
+	m.file, m.size = nil, math.MaxInt64
 }
 
 // rotate renames the full file and begins a new one.

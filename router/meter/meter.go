@@ -247,6 +247,10 @@ func (m *Meter) store(ctx context.Context, batch []Record) {
 // write appends m.lines and syncs. After an error the file is reopened by the
 // next try, which cuts off whatever part of the batch had landed.
 func (m *Meter) write() error {
+	if m.file != nil && m.taken() {
+		m.options.Log.Warn("usage file was moved or removed, a new one begins", slog.String("file", m.options.Path))
+		m.leave()
+	}
 	if m.file == nil {
 		if err := m.reopen(); err != nil {
 			return err
@@ -265,6 +269,10 @@ func (m *Meter) write() error {
 		_ = m.file.Close()
 		m.file = nil
 		return fmt.Errorf("append usage records: %w", err)
+	}
+	if m.taken() {
+		m.leave()
+		return fmt.Errorf("append usage records: %w", errTaken)
 	}
 	m.size += int64(len(m.lines))
 	return nil
