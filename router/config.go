@@ -93,7 +93,7 @@ type Token struct {
 func Default() Config {
 	local := func(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 	return Config{
-		Name:   "router",
+		Name: "router", Policy: pool.PolicyHearth,
 		Listen: Listen{Ingress: local(identity.PortIngress), Admin: local(identity.PortRouterAdmin), Socket: filepath.Join(identity.RuntimeDir, "router.sock")},
 		Limits: Limits{
 			BodyBytes: proxy.DefaultMaxBodyBytes, BufferedBytes: proxy.DefaultMaxBufferedBytes,
