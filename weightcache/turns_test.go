@@ -404,14 +404,16 @@ func TestAPullFromASourceThatOnlyEverAsksForPausesEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		src := newMemSource(model(8, 4*testSegment))
+		longer := time.Minute // each answer asks for more than the one before
 		src.fault = func(f artifact.File, _, _ int64, body []byte) (io.Reader, error) {
 			if f.Kind == artifact.Weights {
-				return nil, &source.Error{Source: "mem", Op: "open", Err: source.ErrThrottled, RetryAfter: time.Minute}
+				longer += time.Millisecond
+				return nil, &source.Error{Source: "mem", Op: "open", Err: source.ErrThrottled, RetryAfter: longer}
 			}
 			return bytes.NewReader(body), nil
 		}
 		r := newRig(t, src, func(_ *Options, p *PullerOptions) { p.Streams, p.Attempts = 4, 3 })
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // four streams, each of three tries
 		defer cancel()
 		if _, err := r.puller.Ensure(ctx, testRef, EnsureOptions{}); !errors.Is(err, source.ErrThrottled) {
 			t.Errorf("pull: %v", err)
