@@ -30,7 +30,7 @@ func always(f hub.Fault) func(*hub.Origin, func()) {
 }
 
 // Without an origin the mirror answers from what it holds, after a restart too,
-// to clients with nothing, with everything, and by every name.
+// to clients with nothing, with everything, and by every name; none asks twice.
 func TestFullAWholeMirrorNeedsNoOrigin(t *testing.T) {
 	t.Parallel()
 	for _, line := range hubLines {
@@ -67,10 +67,12 @@ func TestFullAWholeMirrorNeedsNoOrigin(t *testing.T) {
 				}
 				fresh := line.client(ctx, t, r, "fresh", rec.URL)
 				wantSame(t, fresh.snapshot(t, "acme/tiny"), tiny)
+				wantNoRetries(t, rec.Exchanges())
 				wantRoutes(t, rec.Take(), "hub-"+line.version+"-fresh")
 				byCommit := line.client(ctx, t, r, "commit", rec.URL)
 				p := byCommit.call(t, "snapshot_download", map[string]any{"repo_id": "acme/tiny", "revision": filepath.Base(snapshot)}).path(t)
 				wantSame(t, p, tiny)
+				wantNoRetries(t, rec.Exchanges())
 				wantBearable(t, rec.Take())
 			})
 		}

@@ -51,8 +51,8 @@ func hold(match string, d time.Duration) func(context.Context, *hub.Origin) {
 	}
 }
 
-// silence lets the first request of each shard stop in mid-body and holds all
-// later ones, until the time since the first stop is over.
+// silence lets the beginning of each shard stop in mid-body and holds all else
+// of it, until the time since the first stop is over.
 func silence(d time.Duration, stopped func()) func(context.Context, *hub.Origin) {
 	return func(ctx context.Context, o *hub.Origin) {
 		over := make(chan struct{})
@@ -63,17 +63,17 @@ func silence(d time.Duration, stopped func()) func(context.Context, *hub.Origin)
 			if !strings.Contains(req.URL.Path, "/model-") {
 				return nil
 			}
-			once.Do(func() {
-				time.AfterFunc(d, func() { close(over) })
-				if stopped != nil {
-					stopped()
-				}
-			})
 			mu.Lock()
-			again := begun[req.URL.Path]
-			begun[req.URL.Path] = true
+			first := !begun[req.URL.Path] && atBeginning(req)
+			begun[req.URL.Path] = begun[req.URL.Path] || first
 			mu.Unlock()
-			if !again {
+			if first {
+				once.Do(func() {
+					time.AfterFunc(d, func() { close(over) })
+					if stopped != nil {
+						stopped()
+					}
+				})
 				return &hub.Fault{StallAfter: 300 << 10, Release: over}
 			}
 			select {
@@ -84,6 +84,12 @@ func silence(d time.Duration, stopped func()) func(context.Context, *hub.Origin)
 			return nil
 		})
 	}
+}
+
+// atBeginning reports whether a request asks for the first bytes of a file.
+func atBeginning(req *http.Request) bool {
+	asked := req.Header.Get("Range")
+	return asked == "" || strings.HasPrefix(asked, "bytes=0-")
 }
 
 // away drops every connection for a while, from the first body on.
@@ -108,6 +114,7 @@ var passingFaults = []originFault{
 	{"tree 503 twice", answer("/tree/", 2, hub.Fault{Status: http.StatusServiceUnavailable}), false},
 	{"tree 429", answer("/tree/", 1, hub.Fault{Status: http.StatusTooManyRequests, Header: retryAfter("1")}), false},
 	{"info after 12 s", hold("/revision/", longSilence), false},
+	{"tree after 12 s", hold("/tree/", longSilence), false},
 	{"config 503 twice", answer("config.json", 2, hub.Fault{Status: http.StatusServiceUnavailable}), false},
 	{"body 503 twice", answer("/model-", 2, hub.Fault{Status: http.StatusServiceUnavailable}), false},
 	{"body 429", answer("/model-", 2, hub.Fault{Status: http.StatusTooManyRequests, Header: retryAfter("1")}), false},

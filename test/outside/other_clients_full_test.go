@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hearth-dev/hearth/test/outside/rig"
 )
@@ -88,12 +89,9 @@ func TestFullRustClientTakesFilesFreshWarmAndWithTheOriginGone(t *testing.T) {
 	check("branch", run("home", "dev/feature-1", "only-here.txt", "onnx/none"), "only-here.txt", filepath.Join(root, "acme", "tiny@dev%2Ffeature-1"))
 	check("nested", run("home", "main", "onnx/sub/note.txt"), "onnx/sub/note.txt", tiny)
 	rec.Take()
-	// No range of an empty file can be satisfied, and this client probes with
-	// one: it says so, and neither hangs nor takes wrong bytes.
-	empty := run("home", "main", "empty.txt").Files["empty.txt"]
-	if !strings.Contains(empty.Error, "416") {
-		t.Errorf("an empty file: %+v, want a 416, as HTTP has it", empty)
-	}
+	// This client probes every file by its first byte, which an empty one lacks.
+	check("empty", run("home", "main", "empty.txt"), "empty.txt", tiny)
+	wantBearable(t, rec.Take())
 
 	if _, err := node.HubView(ctx, "hub://acme/tiny"); err != nil {
 		t.Fatal(err)
@@ -176,10 +174,16 @@ func TestFullJavaScriptClientListsReadsAndTakesSnapshots(t *testing.T) {
 	if ok, failed := call("downloadFile", map[string]any{"path": "nope"}); failed != "" || string(ok) != "null" {
 		t.Errorf("a missing file: %s %s, want null", ok, failed)
 	}
-	// It probes an empty file by a range, which HTTP cannot satisfy, and says so.
-	if ok, failed := call("downloadFile", map[string]any{"repo": "acme/tiny", "path": "empty.txt"}); !strings.HasPrefix(failed, "HubApiError") {
-		t.Errorf("an empty file: %q %s, want HubApiError", failed, ok)
+	// It probes every file by its first byte, which an empty one lacks.
+	if ok, failed := call("downloadFile", map[string]any{"repo": "acme/tiny", "path": "empty.txt"}); failed != "" || !strings.Contains(string(ok), `"size":0`) {
+		t.Errorf("an empty file: %s %s", failed, ok)
 	}
+	wantSame(t, snapshot("empty", map[string]any{"repo": "acme/tiny"}), filepath.Join(root, "acme", "tiny"))
+	wantBearable(t, rec.Exchanges())
+	if _, failed := call("parseSafetensorsMetadata", map[string]any{"repo": writeHollow(t, root)}); failed == "" {
+		t.Error("an empty shard has metadata")
+	}
+	wantBearable(t, rec.Exchanges())
 	if _, failed := call("listFiles", map[string]any{"repo": "acme/none"}); !strings.HasPrefix(failed, "HubApiError") {
 		t.Errorf("a missing repository: %q, want HubApiError", failed)
 	}
@@ -199,19 +203,22 @@ func TestFullModelRunnerBuildsAnArtifactThroughTheMirror(t *testing.T) {
 	node := startNode(ctx, t, r, rig.NodeOptions{Origin: url})
 	rec := startRecorder(t, r, node.Mirror)
 	program := part(ctx, t, r, "model-runner")
-	run := func(repo, into string) (id, failed string) {
+	run := func(repo, into string) (created, failed string) {
 		t.Helper()
 		dir := filepath.Join(r.Dir, into)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		var out struct{ ID, Error string }
+		var out struct{ ID, Created, Error string }
 		runJSON(ctx, t, r, rig.Command{Name: "model-runner", Path: program, Args: []string{rec.URL, repo, "main", dir}}, &out)
-		return out.ID, out.Error
+		if out.Error == "" && !strings.HasPrefix(out.ID, "sha256:") {
+			t.Errorf("the artifact is %q", out.ID)
+		}
+		return out.Created, out.Error
 	}
-	id, failed := run("acme/tiny", "fresh")
-	if failed != "" || !strings.HasPrefix(id, "sha256:") {
-		t.Fatalf("the artifact is %q: %s", id, failed)
+	created, failed := run("acme/tiny", "fresh")
+	if failed != "" {
+		t.Fatal(failed)
 	}
 	got, want := sums(t, filepath.Join(r.Dir, "fresh")), sums(t, filepath.Join(root, "acme", "tiny"))
 	for name, sum := range got {
@@ -227,8 +234,17 @@ func TestFullModelRunnerBuildsAnArtifactThroughTheMirror(t *testing.T) {
 	wantBearable(t, rec.Exchanges())
 	wantRoutes(t, rec.Take(), "model-runner-fresh")
 	fetched := origin.Bytes()
-	if _, failed := run("acme/tiny", "warm"); failed != "" {
-		t.Error(failed)
+	// It dates what it builds by the revision: one revision, one date, from an
+	// agent started anew too.
+	for _, into := range []string{"warm", "restarted"} {
+		again, failed := run("acme/tiny", into)
+		if failed != "" || again != created {
+			t.Errorf("%s: the artifact is dated %q, want %q: %s", into, again, created, failed)
+		}
+		node.Process.End(30 * time.Second)
+		if err := node.Restart(ctx); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if origin.Bytes() != fetched {
 		t.Errorf("a second pull cost the origin %d bytes", origin.Bytes()-fetched)

@@ -129,6 +129,21 @@ func wantBearable(t *testing.T, seen []rig.Exchange) {
 	}
 }
 
+// wantNoRetries fails where a client asked for anything twice, or left a body.
+func wantNoRetries(t *testing.T, seen []rig.Exchange) {
+	t.Helper()
+	asked := map[string]int{}
+	for _, x := range seen {
+		request := strings.Join([]string{x.Method, x.Path, x.Query, x.Range}, " ")
+		if asked[request]++; asked[request] == 2 {
+			t.Errorf("%s was asked again", request)
+		}
+		if x.Cut || x.Status == 0 {
+			t.Errorf("%s broke off after %d bytes with status %d", request, x.Bytes, x.Status)
+		}
+	}
+}
+
 // startRecorder puts a Recorder before a mirror.
 func startRecorder(t *testing.T, r *rig.Rig, mirror string) *rig.Recorder {
 	t.Helper()

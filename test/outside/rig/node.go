@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/hearth-dev/hearth/nodeagent"
@@ -25,6 +28,7 @@ type NodeOptions struct {
 	Name      string   // default "node-1"
 	Origin    string   // base URL of the hub it pulls from
 	Refs      []string // patterns on "org/name"; default all
+	Token     string   // what it shows the origin; default nothing
 	Endpoints []nodeagent.Endpoint
 }
 
@@ -70,6 +74,12 @@ func (r *Rig) StartNode(ctx context.Context, opts NodeOptions) (*Node, error) {
 	cfg.Weights.SegmentSize, cfg.Weights.Streams = SegmentSize, Streams
 	cfg.Health.StateDir = filepath.Join(dir, "health")
 	cfg.Sources = []nodeagent.Source{{Name: "origin", Type: nodeagent.SourceHub, URL: opts.Origin, Refs: opts.Refs}}
+	if opts.Token != "" {
+		cfg.Sources[0].TokenFile = filepath.Join(dir, "token")
+		if err := os.WriteFile(cfg.Sources[0].TokenFile, []byte(opts.Token), 0o600); err != nil {
+			return nil, fmt.Errorf("lay out %s: %w", opts.Name, err)
+		}
+	}
 	cfg.Endpoints = opts.Endpoints
 	path := filepath.Join(r.Dir, opts.Name+".yaml")
 	if err := writeConfig(path, nodeagent.Kind, cfg); err != nil {
@@ -101,6 +111,29 @@ func (n *Node) Restart(ctx context.Context) error {
 	return Until(ctx, n.Name+" to answer", func(ctx context.Context) (bool, error) {
 		return Answers(ctx, n.Admin+"/readyz")
 	}, n.Process)
+}
+
+// Metric reads one series without labels from the agent's metrics page.
+func (n *Node) Metric(ctx context.Context, name string) (float64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, n.Admin+"/metrics", nil)
+	if err != nil {
+		return 0, fmt.Errorf("read metric %s: %w", name, err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, fmt.Errorf("read metric %s: %w", name, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	page, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
+	if err != nil {
+		return 0, fmt.Errorf("read metric %s: %w", name, err)
+	}
+	for line := range strings.Lines(string(page)) {
+		if value, found := strings.CutPrefix(strings.TrimSpace(line), name+" "); found {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, fmt.Errorf("read metric %s: the page of %s lacks it", name, n.Name)
 }
 
 // HubView pulls an artifact and gives the directory of its hub cache view, for

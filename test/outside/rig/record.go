@@ -9,15 +9,17 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Exchange is one request as a Recorder saw it.
 type Exchange struct {
-	Method, Path, Query, Range, Agent string // Path is escaped, as it was sent
-	Status                            int    // 0 where no answer came
-	Bytes                             int64  // of the body that was passed on
-	Cut                               bool   // the body broke off
-	Code                              string // X-Error-Code
+	Method, Path, Query, Range, Agent string    // Path is escaped, as it was sent
+	Status                            int       // 0 where no answer came
+	Bytes                             int64     // of the body that was passed on
+	Cut                               bool      // the body broke off
+	Code                              string    // X-Error-Code
+	Began, First, Ended               time.Time // First: of the body's first byte
 }
 
 // Recorder stands between a client and a server, passes everything on as it
@@ -26,8 +28,9 @@ type Exchange struct {
 type Recorder struct {
 	URL string // http://127.0.0.1:port
 
-	mu   sync.Mutex
-	seen []*Exchange
+	mu     sync.Mutex
+	seen   []*Exchange
+	paused chan struct{} // closed when requests go on; nil while they do
 }
 
 // maxExchanges bounds what a Recorder keeps; what comes later is passed on
@@ -57,12 +60,15 @@ func (r *Rig) Record(ctx context.Context, target string) (*Recorder, error) {
 		x := rec.begin(req)
 		watched := &watchedWriter{ResponseWriter: w, rec: rec, x: x}
 		defer func() {
+			rec.change(func() { x.Ended = time.Now() })
 			if broken := recover(); broken != nil {
 				rec.change(func() { x.Cut = true })
 				panic(broken) // ends the connection, as the server did
 			}
 		}()
-		proxy.ServeHTTP(watched, req)
+		if rec.wait(req.Context()) {
+			proxy.ServeHTTP(watched, req)
+		}
 	}))
 	return rec, err
 }
@@ -70,7 +76,7 @@ func (r *Rig) Record(ctx context.Context, target string) (*Recorder, error) {
 func (rec *Recorder) begin(req *http.Request) *Exchange {
 	x := &Exchange{
 		Method: req.Method, Path: req.URL.EscapedPath(), Query: req.URL.RawQuery,
-		Range: req.Header.Get("Range"), Agent: req.UserAgent(),
+		Range: req.Header.Get("Range"), Agent: req.UserAgent(), Began: time.Now(),
 	}
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
@@ -78,6 +84,33 @@ func (rec *Recorder) begin(req *http.Request) *Exchange {
 		rec.seen = append(rec.seen, x)
 	}
 	return x
+}
+
+// Pause lets requests that come from now on wait until resume is called: the
+// server may be restarted meanwhile, however long that takes.
+func (rec *Recorder) Pause() (resume func()) {
+	paused := make(chan struct{})
+	rec.change(func() { rec.paused = paused })
+	return sync.OnceFunc(func() {
+		rec.change(func() { rec.paused = nil })
+		close(paused)
+	})
+}
+
+// wait waits while requests are paused; false means that the client left.
+func (rec *Recorder) wait(ctx context.Context) bool {
+	rec.mu.Lock()
+	paused := rec.paused
+	rec.mu.Unlock()
+	if paused == nil {
+		return true
+	}
+	select {
+	case <-paused:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (rec *Recorder) change(f func()) {
@@ -126,6 +159,11 @@ func (w *watchedWriter) WriteHeader(status int) {
 // Write counts the body.
 func (w *watchedWriter) Write(p []byte) (int, error) {
 	n, err := w.ResponseWriter.Write(p)
-	w.rec.change(func() { w.x.Bytes += int64(n) })
+	w.rec.change(func() {
+		if w.x.Bytes == 0 && n > 0 {
+			w.x.First = time.Now()
+		}
+		w.x.Bytes += int64(n)
+	})
 	return n, err
 }

@@ -108,17 +108,6 @@ func (r *Rig) ServeUntil(ctx context.Context, h http.Handler) (url string, end f
 	return "http://" + ln.Addr().String(), end, nil
 }
 
-// FreeAddr is a loopback host:port that was free a moment ago.
-func FreeAddr(ctx context.Context) (string, error) {
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
-	}
-	defer func() { _ = ln.Close() }()
-	return ln.Addr().String(), nil
-}
-
 // sourceRoot is the folder of the go.mod above the working directory.
 func sourceRoot() (string, error) {
 	dir, err := os.Getwd()
