@@ -34,13 +34,28 @@ func (s *Store) doubtLocked(sha artifact.Digest) {
 
 // Doubtful reports whether somebody who was given bytes of a file within the
 // last hour may hold others than those it has: the rest alone would complete a
-// wrong file. Of what an earlier process gave out it knows nothing.
+// wrong file. What an earlier process may have given out of files that it did
+// not finish counts as given out at Open.
 func (s *Store) Doubtful(sha artifact.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at, found := s.doubts[sha]
 	age := s.now().Sub(at)
 	return found && age >= 0 && age < doubtFor
+}
+
+// doubtUnfinished doubts what an earlier process may have begun to give out: it
+// may have found it wrong, or lost it, and told nobody. It is called before the
+// store is shared.
+func (s *Store) doubtUnfinished() {
+	for _, r := range s.artifacts {
+		for _, f := range s.missingLocked(r.m) {
+			if len(s.doubts) >= maxDoubts {
+				return
+			}
+			s.doubts[f.SHA256] = s.now()
+		}
+	}
 }
 
 // Doubtful is Store.Doubtful.

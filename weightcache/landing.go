@@ -75,11 +75,14 @@ func (s *Store) bitsPath(sha artifact.Digest) string {
 // reservation. One landing per digest may be open at a time; the puller's
 // file flights see to that.
 func (s *Store) land(ctx context.Context, f artifact.File, segment int64, room *reservation) (*landing, error) {
-	if err := s.waitRemoved(ctx, f.SHA256, false); err != nil {
+	if err := s.waitRemoved(ctx, f.SHA256, true); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	_, resumable := s.partial[f.SHA256]
+	s.landing[f.SHA256] = true
+	delete(s.removing, f.SHA256)
+	s.freed.fire()
 	s.mu.Unlock()
 	l := &landing{s: s, sha: f.SHA256, size: f.Size, segment: segment, chunker: artifact.NewChunker()}
 	if resumable {
@@ -92,10 +95,13 @@ func (s *Store) land(ctx context.Context, f artifact.File, segment int64, room *
 		if err := l.discard(); err != nil {
 			return nil, err
 		}
+		s.mu.Lock()
+		s.landing[f.SHA256] = true
+		s.mu.Unlock()
 		l = &landing{s: s, sha: f.SHA256, size: f.Size, segment: segment, chunker: artifact.NewChunker()}
 	}
 	if err := l.begin(room); err != nil {
-		return nil, fmt.Errorf("land file %s: %w", f.SHA256.Short(), classified(errors.Join(err, l.discard())))
+		return nil, fmt.Errorf("land file %s: %w", f.SHA256.Short(), s.gone(classified(errors.Join(err, l.discard()))))
 	}
 	return l, nil
 }
@@ -333,7 +339,7 @@ func (l *landing) settle(err error) error {
 	if l.bits != nil && !lost(err) {
 		pauseErr := l.pause()
 		err = errors.Join(err, pauseErr)
-		if !lost(pauseErr) {
+		if !lost(pauseErr) && !l.s.has(l.sha) { // else nobody resumes it
 			return err
 		}
 	}
@@ -517,6 +523,9 @@ func (l *landing) idle() {
 
 // close closes the open files; the part and its bitmap stay for a resume.
 func (l *landing) close() error {
+	l.s.mu.Lock()
+	delete(l.s.landing, l.sha)
+	l.s.mu.Unlock()
 	var err error
 	if l.part != nil {
 		err = l.part.Close()

@@ -295,6 +295,7 @@ func (p *Puller) Open(ctx context.Context, m *artifact.Manifest, path string) (*
 // off, come back, and begin it anew. Who reads committed files reads on. Errors
 // wrap ErrUnknown or ErrLeased.
 func (p *Puller) Remove(ctx context.Context, ref artifact.Ref) error {
+	p.forgetQuestions(ref)
 	m, found := p.store.pinned(ref)
 	if !found {
 		p.mu.Lock()
@@ -322,6 +323,18 @@ func (p *Puller) Remove(ctx context.Context, ref artifact.Ref) error {
 	delete(p.bytes, m.Digest)
 	p.mu.Unlock()
 	return nil
+}
+
+// forgetQuestions ends the questions about a ref that go on for nobody: their
+// answer would bring back what is removed.
+func (p *Puller) forgetQuestions(ref artifact.Ref) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key, r := range p.resolves {
+		if key.ref == ref && r.linger != nil {
+			p.abandonLocked(key, r)
+		}
+	}
 }
 
 // FlatView is Store.FlatView.
@@ -392,6 +405,11 @@ func (p *Puller) status(m *artifact.Manifest) Status {
 		fetched = counter.Load()
 	}
 	p.mu.Unlock()
+	select {
+	case <-p.store.lost:
+		facts.failed = p.store.lookLost()
+	default:
+	}
 	st := p.store.status(m, landings, &facts)
 	st.BytesFetched = fetched
 	st.State, st.Detail = facts.state()

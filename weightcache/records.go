@@ -324,6 +324,11 @@ func (s *Store) Ready(digest artifact.Digest) bool {
 }
 
 func (s *Store) readyLocked(digest artifact.Digest) bool {
+	select {
+	case <-s.lost:
+		return false
+	default:
+	}
 	r := s.artifacts[digest]
 	return r != nil && r.checked && !r.evicting && len(s.missingLocked(r.m)) == 0
 }

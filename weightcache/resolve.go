@@ -401,7 +401,16 @@ func (s *Store) adopt(ctx context.Context, temp string, sha artifact.Digest, siz
 	s.mu.Lock()
 	s.blobs[sha] = size
 	delete(s.bad, sha)
+	_, paused := s.partial[sha]
+	paused = paused && !s.landing[sha]
 	s.mu.Unlock()
+	if paused {
+		// Nobody resumes what is here by another way.
+		l := &landing{s: s, sha: sha}
+		if err := l.discard(); err != nil {
+			s.log.Warn("cannot remove unfinished file", slog.String("file", sha.String()), slog.Any("error", err))
+		}
+	}
 	return nil
 }
 

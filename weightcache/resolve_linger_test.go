@@ -114,3 +114,26 @@ func TestQuestionsThatGoOnForNobodyAreBounded(t *testing.T) {
 		}
 	})
 }
+
+func TestARemovalEndsAQuestionThatGoesOnForNobody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := newSlowSource()
+		r := src.rig(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if _, err := r.puller.Manifest(ctx, testRef); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		if err := r.puller.Remove(t.Context(), testRef); !errors.Is(err, ErrUnknown) {
+			t.Errorf("remove: %v", err)
+		}
+		if err := <-src.ended; !errors.Is(err, errAbandoned) {
+			t.Errorf("the question ended with %v", err)
+		}
+		synctest.Wait()
+		if _, found := r.store.pinned(testRef); found {
+			t.Error("what was removed came back")
+		}
+	})
+}

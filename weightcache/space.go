@@ -70,7 +70,7 @@ type Usage struct {
 func (s *Store) Usage() (Usage, error) {
 	free, total, err := s.fs.Free(s.dir)
 	if err != nil {
-		return Usage{}, fmt.Errorf("read free space of %s: %w", s.dir, err)
+		return Usage{}, fmt.Errorf("read free space of %s: %w", s.dir, s.gone(err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,13 +137,14 @@ func planEviction(candidates []candidate, sizes map[artifact.Digest]int64, users
 // reserve promises n bytes to a pull, evicting unused artifacts where budget
 // or drive lack them. Errors wrap ErrNoSpace and say how much is missing.
 func (s *Store) reserve(ctx context.Context, n int64, what string) (*reservation, error) {
+	tried := false
 	if err := s.fs.clean(); err != nil {
 		s.log.Warn("cannot clear up", slog.Any("error", err))
 	}
 	for {
 		free, _, err := s.fs.Free(s.dir)
 		if err != nil {
-			return nil, fmt.Errorf("reserve %d bytes for %s: %w", n, what, err)
+			return nil, fmt.Errorf("reserve %d bytes for %s: %w", n, what, s.gone(err))
 		}
 		s.mu.Lock()
 		need := n + s.reserved + s.keepFree - free
@@ -183,6 +184,16 @@ func (s *Store) reserve(ctx context.Context, n int64, what string) (*reservation
 				return nil, context.Cause(ctx)
 			}
 		}
+		if !tried {
+			// What is Ready is not given up where nothing can take its place.
+			s.mu.Unlock()
+			if err := s.writable(); err != nil {
+				return nil, fmt.Errorf("reserve %s for %s: nothing is evicted: %w", units.Bytes(n).Human(), what, err)
+			}
+			tried = true
+			continue
+		}
+		tried = false
 		for _, digest := range plan {
 			s.artifacts[digest].evicting = true
 		}
@@ -272,6 +283,16 @@ func (s *Store) hold(ctx context.Context, m *artifact.Manifest) (end func(), err
 // artifact with its views and the files no other artifact uses. Errors wrap
 // ErrUnknown or ErrLeased.
 func (s *Store) removeRef(ref artifact.Ref) error {
+	// Nobody pins the ref between the look and the removal of its record.
+	s.recording <- struct{}{}
+	recording := true
+	done := func() {
+		if recording {
+			<-s.recording
+		}
+		recording = false
+	}
+	defer done()
 	s.mu.Lock()
 	m := s.refs[ref]
 	if m == nil {
@@ -279,7 +300,7 @@ func (s *Store) removeRef(ref artifact.Ref) error {
 		return fmt.Errorf("remove %s: %w", ref, ErrUnknown)
 	}
 	shared := false
-	r := s.artifacts[m.Digest]
+	r := s.addRecordLocked(m)
 	for other, om := range s.refs {
 		if other != ref && om.Digest == m.Digest {
 			shared = true
@@ -300,9 +321,8 @@ func (s *Store) removeRef(ref artifact.Ref) error {
 	s.mu.Unlock()
 	// The record goes first: from here a crash leaves files that no artifact
 	// uses, and the next open removes them.
-	s.recording <- struct{}{}
 	err := s.removeSynced(s.recordPath(ref))
-	<-s.recording
+	done()
 	if err != nil {
 		// The record may be there or not: the ref stays, to be removed again.
 		s.mu.Lock()
@@ -391,6 +411,9 @@ func (s *Store) drop(digest artifact.Digest) error {
 	r.evicting = false
 	r.views = map[string]bool{}
 	r.hubRefs = map[artifact.Ref]string{}
+	for _, m := range s.refs {
+		referenced = referenced || m.Digest == digest // pinned again meanwhile
+	}
 	if !referenced && r.busy == 0 {
 		delete(s.artifacts, digest)
 	}

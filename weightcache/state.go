@@ -1,6 +1,7 @@
 package weightcache
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -27,6 +28,8 @@ func (f stateFacts) state() (State, string) {
 		detail = f.failed.Error()
 	}
 	switch {
+	case errors.Is(f.failed, ErrLost):
+		return Failed, detail
 	case f.evicting:
 		return Evicting, ""
 	case f.complete && f.checked:

@@ -95,6 +95,7 @@ type Store struct {
 	artifacts map[artifact.Digest]*record
 	blobs     map[artifact.Digest]int64     // committed files and their bytes
 	partial   map[artifact.Digest]int64     // bytes allocated to files still landing
+	landing   map[artifact.Digest]bool      // whose files are open to be filled
 	bad       map[artifact.Digest]bool      // found damaged and not replaced yet
 	checks    map[artifact.Digest]time.Time // when each committed file was last found right
 	damage    map[artifact.Digest]int       // how often each was found damaged since Open
@@ -105,6 +106,8 @@ type Store struct {
 	doubts    map[artifact.Digest]time.Time // files of which somebody may hold other bytes
 	turn      int64                         // counts uses
 	reserved  int64                         // bytes promised to pulls and not allocated yet
+	lost      chan struct{}                 // closed once the directory was found gone
+	lose      sync.Once                     // closes lost
 	freed     signal                        // fires when removing or evicting shrinks
 	watchers  map[chan struct{}]bool
 }
@@ -156,9 +159,9 @@ func Open(opts Options) (*Store, error) {
 		fs: newSettling(opts.FS), dir: filepath.Clean(opts.Dir), views: opts.ViewsDir,
 		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
 		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
-		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{},
+		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{}, landing: map[artifact.Digest]bool{}, lost: make(chan struct{}),
 		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, kept: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{}, orphans: map[artifact.Digest]bool{},
-		doubts: map[artifact.Digest]time.Time{},
+		doubts:   map[artifact.Digest]time.Time{},
 		watchers: map[chan struct{}]bool{}, recording: make(chan struct{}, 1), viewPolicy: opts.MayView,
 	}
 	for _, ref := range opts.Keep {
@@ -241,6 +244,7 @@ func (s *Store) open() error {
 	if err := s.loadLanding(); err != nil {
 		return err
 	}
+	s.doubtUnfinished()
 	if err := s.loadViews(); err != nil {
 		return err
 	}
@@ -509,6 +513,9 @@ func (s *Store) openBlob(sha artifact.Digest) (durable.File, error) {
 	}
 	f, err := s.fs.OpenFile(s.blobPath(sha), os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
+		if err := s.lookLost(); err != nil {
+			return nil, err
+		}
 		// It was removed just now, or by a stranger: then it is damage.
 		if err := s.discard(sha); err != nil {
 			return nil, err

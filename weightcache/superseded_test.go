@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
@@ -139,5 +140,47 @@ func TestRemovingARefTakesWhatItMeantBeforeToo(t *testing.T) {
 	cancel()
 	if err := <-ran; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// unlinking calls a hook at each removal of a name.
+type unlinking struct {
+	durable.FS
+	hook func(path string)
+}
+
+func (u *unlinking) Remove(path string) error {
+	u.hook(path)
+	return u.FS.Remove(path)
+}
+
+func TestARefThatIsPinnedWhileItsRemovalUnlinksStaysKnown(t *testing.T) {
+	t.Parallel()
+	fsys := &unlinking{FS: durable.OS, hook: func(string) {}}
+	r := newRig(t, newMemSource(model(1, testSegment)), func(o *Options, _ *PullerOptions) { o.FS = fsys })
+	m := r.ensure(t)
+	again := false
+	fsys.hook = func(path string) {
+		if again || !strings.Contains(path, blobsDir) {
+			return
+		}
+		again = true
+		if _, err := r.store.pin(t.Context(), m, false); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := r.puller.Remove(t.Context(), testRef); err != nil {
+		t.Fatal(err)
+	}
+	fsys.hook = func(string) {}
+	if !again {
+		t.Fatal("nothing was unlinked")
+	}
+	r.ensure(t)
+	if err := r.puller.Remove(t.Context(), testRef); err != nil {
+		t.Fatal(err)
+	}
+	if got := records(t, r); len(got) > 0 {
+		t.Errorf("the records %q are left", got)
 	}
 }

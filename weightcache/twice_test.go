@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/iotest"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -121,6 +122,45 @@ func TestALandingDoesNotReplaceTheFileThatAResolveStored(t *testing.T) {
 		t.Errorf("the landing replaced the file: %v", err)
 	}
 	viewIsTheStore(t, r, got.m)
+	if left := temporaries(t, r); len(left) > 0 {
+		t.Errorf("%q are left", left)
+	}
+}
+
+func TestNoUnfinishedFileStaysOfBytesThatCameAnotherWay(t *testing.T) {
+	t.Parallel()
+	src, put := twice()
+	held, reached := make(chan struct{}), make(chan struct{})
+	src.fault = func(f artifact.File, off, _ int64, body []byte) (io.Reader, error) {
+		if f.Path == shard1 && off == 2*testSegment {
+			close(reached)
+			return &gate{r: iotest.ErrReader(io.ErrUnexpectedEOF), open: held}, nil
+		}
+		return bytes.NewReader(body), nil
+	}
+	r := newRig(t, src, func(_ *Options, p *PullerOptions) { p.Streams = 1 })
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error)
+	go func() {
+		_, err := r.puller.Ensure(ctx, testRef, EnsureOptions{})
+		left <- err
+	}()
+	<-reached
+	cancel()
+	if err := <-left; err == nil {
+		t.Fatal("the pull ended well")
+	}
+	close(held)
+	if err := r.puller.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(temporaries(t, r)) == 0 {
+		t.Fatal("nothing is left to resume")
+	}
+	put()
+	if _, err := r.puller.Manifest(t.Context(), inGitRef); err != nil {
+		t.Fatal(err)
+	}
 	if left := temporaries(t, r); len(left) > 0 {
 		t.Errorf("%q are left", left)
 	}

@@ -3,15 +3,18 @@ package hubmirror
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -238,6 +241,63 @@ func TestAMismatchBreaksTheBodyAndLaterRangesRestartAtZero(t *testing.T) {
 	}
 	if got := m.Stats().Broken; got != 1 {
 		t.Errorf("counted %d broken bodies, want 1", got)
+	}
+}
+
+// unreadable is a Content whose committed file lies on a broken sector.
+type unreadable struct {
+	committed
+	told chan int64 // offsets that ReadAt was asked for
+}
+
+func (u unreadable) Size() int64 { return 1 << 20 }
+
+func (u unreadable) ReadAt(_ context.Context, _ []byte, off int64) (int, error) {
+	u.told <- off
+	return 0, syscall.EIO
+}
+
+func TestAReadErrorOfACommittedFileReachesItsOwner(t *testing.T) {
+	t.Parallel()
+	told := make(chan int64, 16)
+	_, server := newSmall(t, Options{}, func() (Content, error) {
+		f, err := os.Open("/proc/self/mem") // reading its start gives EIO
+		return unreadable{committed{f}, told}, err
+	})
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+weights, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The connection may be cut before the answer begins.
+	if response, err := http.DefaultTransport.RoundTrip(request); err == nil {
+		defer func() { _ = response.Body.Close() }()
+		if n, err := io.Copy(io.Discard, response.Body); err == nil {
+			t.Errorf("%d bytes came and the body ended well", n)
+		}
+	}
+	select {
+	case off := <-told:
+		if off != 0 {
+			t.Errorf("the owner was asked for byte %d", off)
+		}
+	default:
+		t.Error("the owner of the file was not told")
+	}
+}
+
+func TestADriveThatLacksAFileIsNotTakenForARepositoryThatDoes(t *testing.T) {
+	t.Parallel()
+	first := true
+	_, server := newSmall(t, Options{}, func() (Content, error) {
+		if first {
+			first = false // the size is asked first
+			return newFilling([]byte("{}")), nil
+		}
+		return nil, fmt.Errorf("open: %w", fs.ErrNotExist)
+	})
+	got := ask(t, http.MethodGet, server.URL+weights, "")
+	if code := got.Header.Get("X-Error-Code"); got.StatusCode < 400 || code == codeEntry || code == "" {
+		t.Errorf("status %d with code %q", got.StatusCode, code)
 	}
 }
 

@@ -3,7 +3,6 @@ package hubmirror
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -43,9 +42,9 @@ func refusalOf(err error) refusal {
 		return refusal{http.StatusNotFound, codeRepo, "repository not found at its source", ""}
 	case errors.Is(err, source.ErrUnauthorized), errors.Is(err, source.ErrForbidden):
 		return refusal{http.StatusForbidden, codeGated, "the source refuses the credential of this mirror", ""}
-	case errors.Is(err, fs.ErrNotExist):
-		return refusal{http.StatusNotFound, codeEntry, "entry not found", ""}
 	}
+	// A file that the drive lacks is none that the repository lacks: a client that
+	// was told so would go on without it.
 	return refusal{http.StatusNotFound, codeUnavailable, "not held here, and its source cannot be asked now", ""}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"syscall"
 	"time"
 )
 
@@ -258,6 +259,11 @@ func (b *body) sendCommitted(file *os.File) error {
 	}
 	sent, err := io.Copy(b.w, &io.LimitedReader{R: file, N: n})
 	b.sent(sent)
+	if errors.Is(err, syscall.EIO) {
+		// ReadAt tells the store of damage, or has the bytes after all.
+		b.filling = true
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", errClient, err)
 	}
