@@ -234,21 +234,23 @@ func (a *Agent) Run(ctx context.Context) error {
 		return errors.Join(err, a.store.Close())
 	}
 	group, running := errgroup.WithContext(ctx)
-	group.Go(func() error { return a.tracker.Run(running) })
-	group.Go(func() error { return a.poller.Run(running) })
-	group.Go(func() error { return ending(running, a.puller.Run(running)) })
-	group.Go(func() error { return a.reportState(running) })
-	group.Go(func() error { return a.publishViews(running) })
-	group.Go(func() error { return a.checkAccess(running) })
-	group.Go(func() error { return a.leaseServed(running) })
+	left := parts{running: map[string]int{}}
+	start := func(name string, run func() error) { group.Go(func() error { return left.run(name, run) }) }
+	start("health", func() error { return a.tracker.Run(running) })
+	start("endpoints", func() error { return a.poller.Run(running) })
+	start("weights", func() error { return ending(running, a.puller.Run(running)) })
+	start("report", func() error { return a.reportState(running) })
+	start("views", func() error { return a.publishViews(running) })
+	start("access", func() error { return a.checkAccess(running) })
+	start("leases", func() error { return a.leaseServed(running) })
 	for _, ref := range a.keep {
-		group.Go(func() error { return a.keepReady(running, ref) })
+		start("keep", func() error { return a.keepReady(running, ref) })
 	}
 	for _, s := range servers {
-		group.Go(s.serve)
+		start("servers", s.serve)
 	}
-	group.Go(func() error { return a.notify(running) })
-	group.Go(func() error {
+	start("notify", func() error { return a.notify(running) })
+	start("stop servers", func() error {
 		<-running.Done()
 		a.mu.Lock()
 		a.stopping = true
@@ -260,13 +262,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	a.log.Info("agent is ready", slog.String("node", a.config.Node), slog.Uint64("epoch", a.publisher.Epoch()))
 	close(a.ready)
-	err = a.wait(ctx, group)
+	err = a.wait(ctx, group, &left)
 	a.log.Info("agent stopped")
 	return errors.Join(err, a.store.Close())
 }
 
 // wait gives the group's error, or gives up on it stopLimit after ctx ended.
-func (a *Agent) wait(ctx context.Context, group *errgroup.Group) error {
+func (a *Agent) wait(ctx context.Context, group *errgroup.Group, left *parts) error {
 	done := make(chan error, 1)
 	go func() { done <- group.Wait() }()
 	select {
@@ -280,8 +282,34 @@ func (a *Agent) wait(ctx context.Context, group *errgroup.Group) error {
 	case err := <-done:
 		return err
 	case <-late.C:
-		return fmt.Errorf("stop agent: not every part ended within %v", stopLimit)
+		return fmt.Errorf("stop agent: these did not end within %v: %s", stopLimit, strings.Join(left.names(), ", "))
 	}
+}
+
+// parts are what runs.
+type parts struct {
+	mu      sync.Mutex
+	running map[string]int
+}
+
+func (p *parts) run(name string, run func() error) error {
+	p.mu.Lock()
+	p.running[name]++
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.running[name]--; p.running[name] == 0 {
+			delete(p.running, name)
+		}
+	}()
+	return run()
+}
+
+func (p *parts) names() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Sorted(maps.Keys(p.running))
 }
 
 // ending turns a room's error into nil where it only says that it was told to stop.
