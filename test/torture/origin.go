@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +40,8 @@ type origin struct {
 	byID  map[string]*commit
 	blobs []*blob
 	made  int // names for folders
+
+	answering atomic.Int64
 
 	sky   sync.Mutex // never held with another lock wanted
 	rough weather
@@ -99,10 +102,10 @@ func newOrigin(ctx context.Context, r *rig.Rig, dir string, dice *rand.Rand, nam
 		}
 	}
 	var err error
-	if o.url, err = r.Serve(ctx, http.HandlerFunc(o.serve)); err != nil {
+	if o.url, err = r.Serve(ctx, o.counted(http.HandlerFunc(o.serve))); err != nil {
 		return nil, err
 	}
-	cdn, err := r.Serve(ctx, o.CDN())
+	cdn, err := r.Serve(ctx, o.counted(o.CDN()))
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +114,22 @@ func newOrigin(ctx context.Context, r *rig.Rig, dir string, dice *rand.Rand, nam
 }
 
 func (o *origin) blobDir() string { return filepath.Join(filepath.Dir(o.dir), "blobs") }
+
+// counted counts the answers under way.
+func (o *origin) counted(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		o.answering.Add(1)
+		defer o.answering.Add(-1)
+		h.ServeHTTP(w, r)
+	})
+}
+
+// rested waits until nothing more is sent to an agent that is gone, and gives
+// the bytes sent in all.
+func (o *origin) rested(ctx context.Context) (int64, error) {
+	err := rig.Until(ctx, "the origin to come to rest", func(context.Context) (bool, error) { return o.answering.Load() == 0, nil })
+	return o.Bytes(), err
+}
 
 // serve keeps main from moving in the middle of a listing. Bodies are not kept
 // so: a file may be replaced between its listing and its bytes.

@@ -187,7 +187,9 @@ func (t *torture) round(ctx context.Context, n int, dice *rand.Rand) error {
 	if err := t.agent.Terminate(); err != nil {
 		return err
 	}
-	t.bytesAtDeath = t.origin.Bytes()
+	if t.bytesAtDeath, err = t.origin.rested(ctx); err != nil {
+		return err
+	}
 	if err := t.quiet(); err != nil {
 		return err
 	}
@@ -267,8 +269,9 @@ func (t *torture) live(ctx context.Context, dice *rand.Rand) (string, error) {
 	}
 	t.origin.setWeather(weather{})
 	t.origin.SetRate(0)
-	t.bytesAtDeath = t.origin.Bytes()
-	return death, errors.Join(err, t.quiet())
+	var restErr error
+	t.bytesAtDeath, restErr = t.origin.rested(ctx)
+	return death, errors.Join(err, restErr, t.quiet())
 }
 
 // events lets a life go on for a while, in which main moves, the origin goes

@@ -27,7 +27,7 @@ func TestTheAgentKeepsItsPromisesOverAFewKills(t *testing.T) {
 	}
 	const rounds = 1
 	// A socket's path is short, the name of a test's directory need not be.
-	dir, err := os.MkdirTemp("", "torture-")
+	dir, err := os.MkdirTemp("", "torture-") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}

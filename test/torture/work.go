@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -154,7 +155,7 @@ func (c *crew) pull(ctx context.Context, dice *rand.Rand, r *ref, refresh bool) 
 	case r.fixed() != "" && m.Commit != r.fixed():
 		return fmt.Errorf("pull %s: it came as commit %s", r.name, m.Commit)
 	}
-	if refresh && r.fixed() == "" && !contains(moved, m.Commit) {
+	if refresh && r.fixed() == "" && !slices.Contains(moved, m.Commit) {
 		return fmt.Errorf("refresh %s: it came as commit %s, main was at %q meanwhile", r.name, m.Commit, moved)
 	}
 	if found := c.t.origin.commit(m.Commit); found == nil || found.digest.String() != m.Digest {
@@ -163,15 +164,6 @@ func (c *crew) pull(ctx context.Context, dice *rand.Rand, r *ref, refresh bool) 
 	r.know(m.Commit, refresh)
 	c.t.count("pull ok")
 	return nil
-}
-
-func contains(list []string, want string) bool {
-	for _, s := range list {
-		if s == want {
-			return true
-		}
-	}
-	return false
 }
 
 // byCommandLine pulls as a person would.
@@ -245,7 +237,7 @@ func (c *crew) readMirror(ctx context.Context, dice *rand.Rand) error {
 	before, commit, changes := r.now()
 	end := r.pin()
 	got, err := c.get(ctx, dice, repo, revision, path)
-	end(err == nil)
+	end(got.status != 0)
 	if err != nil || c.over() || ctx.Err() != nil {
 		return err
 	}
@@ -307,7 +299,7 @@ func (c *crew) get(ctx context.Context, dice *rand.Rand, repo, revision, path st
 	}
 	response, err := c.t.stranger(dice).Do(request)
 	if err != nil {
-		return answer{gaveUp: true}, nil //nolint:nilerr // killed or stopped in mid-call
+		return answer{gaveUp: true}, nil // killed or stopped in mid-call
 	}
 	defer func() { _ = response.Body.Close() }()
 	a := answer{status: response.StatusCode, commit: response.Header.Get("X-Repo-Commit")}
