@@ -1,12 +1,10 @@
 package weightcache
 
 import (
-	"context"
 	"errors"
 	"os"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -15,10 +13,6 @@ func TestAStoreWhoseDirectoryIsRemovedSaysSoAndServesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, newMemSource(model(1, 100)))
 	m := r.ensure(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	ran := make(chan error, 1)
-	go func() { ran <- r.puller.Run(ctx) }()
 	if err := os.RemoveAll(r.store.Dir()); err != nil {
 		t.Fatal(err)
 	}
@@ -30,9 +24,6 @@ func TestAStoreWhoseDirectoryIsRemovedSaysSoAndServesNothing(t *testing.T) {
 	}
 	if _, err := r.puller.Ensure(t.Context(), artifact.Ref{Scheme: artifact.SchemeHub, Name: "acme/more", Revision: "main"}, EnsureOptions{}); err == nil {
 		t.Error("a pull into nothing ended well")
-	}
-	if err := <-ran; !errors.Is(err, ErrLost) {
-		t.Errorf("Run: %v, want ErrLost", err)
 	}
 	// Whoever starts anew has a store again.
 	r.reopen(t)

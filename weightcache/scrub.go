@@ -44,9 +44,8 @@ func (o *scrubOptions) setDefaults() {
 
 // Run keeps pulls that readers began going, reads every stored file again
 // every ScrubEvery, fetches damaged files anew, and drops what refs meant before
-// once nothing holds it. It returns when ctx ends, or with ErrLost where the
-// store's directory was taken away, and gives up the pulls that only it holds;
-// Wait says when those have ended.
+// once nothing holds it. It returns when ctx ends and gives up the pulls that
+// only it holds; Wait says when those have ended.
 func (p *Puller) Run(ctx context.Context) error {
 	p.mu.Lock()
 	if p.running {
@@ -55,13 +54,11 @@ func (p *Puller) Run(ctx context.Context) error {
 	}
 	p.running = true
 	p.mu.Unlock()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var loops sync.WaitGroup
-	var lost error
 	loops.Go(func() {
-		lost = p.store.watchLost(ctx)
-		cancel()
+		if p.store.watchLost(ctx) != nil {
+			p.store.notify() // every status has changed
+		}
 	})
 	loops.Go(func() { p.scrubLoop(ctx) })
 	loops.Go(func() { p.sweepLoop(ctx) })
@@ -79,9 +76,6 @@ func (p *Puller) Run(ctx context.Context) error {
 	p.mu.Unlock()
 	for _, pl := range kept {
 		p.leave(pl)
-	}
-	if lost != nil {
-		return fmt.Errorf("run puller: %w", lost)
 	}
 	return nil
 }
