@@ -21,7 +21,7 @@ func mounted(t *testing.T, mib string, mkfs ...string) *volume {
 	if os.Geteuid() != 0 {
 		t.Fatal("these tests mount file systems: run them as root")
 	}
-	base, err := os.MkdirTemp("", "drives-")
+	base, err := os.MkdirTemp("", "drives-") //nolint:usetesting // short enough for a socket's path, and unmounted before it goes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func mounted(t *testing.T, mib string, mkfs ...string) *volume {
 	v.must("mount", "-o", "loop", v.image(), v.dir)
 	t.Cleanup(func() {
 		// A lazy unmount always works; what is still open goes with its process.
-		_ = exec.Command("umount", "-l", v.dir).Run() //nolint:noctx // must run although the test's context has ended
+		_ = exec.Command("umount", "-l", v.dir).Run()
 		_ = os.RemoveAll(base)
 	})
 	return v

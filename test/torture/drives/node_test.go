@@ -41,7 +41,7 @@ func start(t *testing.T, v *volume) *node {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*limit)
 	t.Cleanup(cancel)
-	base, err := os.MkdirTemp("", "drives-")
+	base, err := os.MkdirTemp("", "drives-") //nolint:usetesting // short enough for a socket's path, and unmounted before it goes
 	if err != nil {
 		t.Fatal(err)
 	}
