@@ -14,14 +14,13 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/nodeagent"
+	nodeadmin "github.com/hearth-dev/hearth/nodeagent/admin"
 	"github.com/hearth-dev/hearth/router/admin"
 	"github.com/hearth-dev/hearth/router/pool"
 	"github.com/hearth-dev/hearth/test/outside/rig"
 	"github.com/hearth-dev/hearth/test/sim/hub"
 	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache"
-
-	nodeadmin "github.com/hearth-dev/hearth/nodeagent/admin"
 )
 
 // Logical models of the router.

@@ -72,7 +72,9 @@ func TestEveryIDOfAWrittenModelHasATextOfItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var parsed struct{ Model struct{ Vocab map[string]int } }
+	var parsed struct {
+		Model struct{ Vocab map[string]int }
+	}
 	if err := json.Unmarshal(text, &parsed); err != nil {
 		t.Fatal(err)
 	}
