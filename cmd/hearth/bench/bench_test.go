@@ -77,7 +77,7 @@ func TestFixedEngineAnswersEveryModeToTheBenchsOwnClient(t *testing.T) {
 		t.Error(err)
 	}
 	held := false
-	if err := holdStreams(ctx, addr, 3, requestBytes(modeIdle, true, 800, "idle"), func() error { held = true; return nil }); err != nil || !held {
+	if err := holdStreams(ctx, addr, 3, 0, requestBytes(modeIdle, true, 800, "idle"), func() error { held = true; return nil }); err != nil || !held {
 		t.Errorf("hold streams: %v, held %t", err, held)
 	}
 	cancel()

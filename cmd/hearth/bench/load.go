@@ -146,33 +146,46 @@ func openLoop(ctx context.Context, addr string, perSecond, total int, request []
 }
 
 // holdStreams opens n streams that send one chunk and then wait, calls held while
-// all are open, and closes them.
-func holdStreams(ctx context.Context, addr string, n int, request []byte, held func() error) error {
+// all are open, and closes them. As many as lost streams may break off before
+// their first chunk, and are opened anew.
+func holdStreams(ctx context.Context, addr string, n, lost int, request []byte, held func() error) error {
 	clients := make([]*client, 0, n)
 	defer func() {
 		for _, c := range clients {
 			_ = c.conn.Close()
 		}
 	}()
-	for range n {
+	for len(clients) < n {
 		c, err := dial(ctx, addr)
 		if err != nil {
 			return err
 		}
+		if err := c.begin(request); err != nil {
+			_ = c.conn.Close()
+			if lost--; lost < 0 {
+				return err
+			}
+			continue
+		}
 		clients = append(clients, c)
-		if _, err := c.conn.Write(request); err != nil {
-			return fmt.Errorf("send: %w", err)
-		}
-		status, _, _, err := readHead(c.in)
-		if err != nil {
-			return fmt.Errorf("open stream: %w", err)
-		}
-		if status != "200" {
-			return fmt.Errorf("open stream: status %s", status)
-		}
-		if _, err := c.in.ReadSlice('\n'); err != nil {
-			return fmt.Errorf("read first chunk: %w", err)
-		}
 	}
 	return held()
+}
+
+// begin sends a request for a stream and waits for its first chunk.
+func (c *client) begin(request []byte) error {
+	if _, err := c.conn.Write(request); err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	status, _, _, err := readHead(c.in)
+	if err != nil {
+		return fmt.Errorf("open stream: %w", err)
+	}
+	if status != "200" {
+		return fmt.Errorf("open stream: status %s", status)
+	}
+	if _, err := c.in.ReadSlice('\n'); err != nil {
+		return fmt.Errorf("read first chunk: %w", err)
+	}
+	return nil
 }
