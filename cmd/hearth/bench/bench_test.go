@@ -124,3 +124,18 @@ func TestRenderReplacesOnlyTheMarkedSection(t *testing.T) {
 		t.Errorf("plot: %v", err)
 	}
 }
+
+func TestTheFixedEngineFindsTheModeWhereverAProxyPutsIt(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 5000)
+	for body, want := range map[string]string{
+		`{"user":"bench-one","model":"m"}`:                                    modeStream1,
+		`{"messages":[{"content":"` + long + `"}],"user":"bench-burst"}`:      modeBurst64,
+		`{"model":"m","stream":true,"user":"bench-slow64","max_tokens":64}`:   modePaced64,
+		`{"messages":[{"role":"user","content":"` + long + `"}],"model":"m"}`: "",
+	} {
+		if got := string(modeOf([]byte(body))); (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%.60s: mode %q, want %q", body, got, want)
+		}
+	}
+}

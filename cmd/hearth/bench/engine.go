@@ -94,12 +94,22 @@ func (e *fixedEngine) converse(conn net.Conn) {
 			}
 			continue
 		}
-		head := body.Bytes()[:min(body.Len(), 64)]
 		asked := bytes.Contains(body.Bytes(), []byte(`"include_usage"`))
-		if err := e.answer(conn, head, asked); err != nil {
+		if err := e.answer(conn, modeOf(body.Bytes()), asked); err != nil {
 			return
 		}
 	}
+}
+
+// modeOf finds the "user" field: where the request opens, or wherever a proxy that
+// writes requests anew has put it.
+func modeOf(body []byte) []byte {
+	for _, part := range [][]byte{body[:min(len(body), 64)], body} {
+		if _, value, found := bytes.Cut(part, []byte(`"user":`)); found {
+			return value[:min(len(value), 16)]
+		}
+	}
+	return nil
 }
 
 func (e *fixedEngine) answer(conn net.Conn, head []byte, usage bool) error {
