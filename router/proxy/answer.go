@@ -180,6 +180,12 @@ func (a *answer) stream() {
 		if !last {
 			a.gather(head, body)
 		}
+		if err != nil && err != io.EOF && a.scan.done && !a.scan.midEvent && a.r.Context().Err() == nil { //nolint:errorlint // only a bare EOF is a clean end
+			// The stream has told its end, and only the framing lacks its own: the
+			// client has all there is, and an error behind it would unsay that.
+			last = true
+			a.drain()
+		}
 		lost := a.lost
 		a.mu.Unlock()
 		if lost {

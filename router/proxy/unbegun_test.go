@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -142,5 +143,35 @@ func TestAStreamThatWaitedAtTheOnlyEngineIsNotAskedForThereAgain(t *testing.T) {
 	wantError(t, resp, got, 502, "engine_lost")
 	if x := <-r.done; asked.Load() != 1 || x.Outcome != "engine_lost" || x.Retries != 0 || r.held != 0 {
 		t.Fatalf("the engine was asked %d times: exchange %+v, held %d", asked.Load(), x, r.held)
+	}
+}
+
+// TestAStreamThatToldItsEndIsWholeThoughTheEngineIsLostBehindIt has an engine
+// that dies between its last event and the end of its framing.
+func TestAStreamThatToldItsEndIsWholeThoughTheEngineIsLostBehindIt(t *testing.T) {
+	t.Parallel()
+	for path, events := range map[string]string{
+		"/v1/chat/completions": "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\ndata: [DONE]\n\n",
+		"/v1/responses":        "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"usage\":{\"input_tokens\":1,\"output_tokens\":1}}}\n\n",
+	} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, Options{}, answering)
+			r.targets[0].URL = rawEngine(t, func(_ int, c net.Conn, in *bufio.Reader) {
+				req, err := http.ReadRequest(in)
+				if err != nil {
+					return
+				}
+				_, _ = io.Copy(io.Discard, req.Body)
+				_, _ = io.WriteString(c, eventsHead+strconv.FormatInt(int64(len(events)), 16)+"\r\n"+events+"\r\n")
+			})
+			resp, got := r.post(t, path, streamed)
+			if resp.StatusCode != 200 || got != events {
+				t.Errorf("got %d %q, want %q and a clean end", resp.StatusCode, got, events)
+			}
+			if x := <-r.done; x.Outcome != "ok" || r.held != 0 {
+				t.Errorf("exchange %+v, held %d", x, r.held)
+			}
+		})
 	}
 }
