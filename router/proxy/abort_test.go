@@ -53,17 +53,16 @@ func framed(version, body string) string {
 	return fmt.Sprintf("POST /v1/completions HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", version, len(body), body)
 }
 
-func receive[T any](t *testing.T, c <-chan T, what string) T {
+func receive[T any](t *testing.T, c <-chan T, what string) (v T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	select {
-	case v := <-c:
-		return v
+	case v = <-c:
 	case <-ctx.Done():
 		t.Fatalf("%s did not come", what)
-		panic("unreachable")
 	}
+	return v
 }
 
 func TestAClientThatLeavesAtAnyStageFreesTheEngineOnce(t *testing.T) {

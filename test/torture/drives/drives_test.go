@@ -111,6 +111,13 @@ func TestADriveThatTurnsReadOnlyInMidPullServesOnAndTakesThePullUpWhenItIsBack(t
 	n.failure("org/big", admin.CodeInternal, admin.CodeNoSpace)
 	n.serves("org/small")
 	n.alive()
+	comesBack(v, n)
+}
+
+// comesBack ends the agent, mends the drive and starts anew: what was whole is
+// served, and what could not be pulled now can.
+func comesBack(v *volume, n *node) {
+	n.t.Helper()
 	n.Kill()
 	v.gone()
 	v.back()
@@ -131,13 +138,7 @@ func TestADriveThatTurnsReadOnlyWhileItIsReadServesOn(t *testing.T) {
 	}
 	n.failure("org/big", admin.CodeInternal, admin.CodeNoSpace)
 	n.alive()
-	n.Kill()
-	v.gone()
-	v.back()
-	n.restart()
-	n.serves("org/small")
-	n.pull("org/big")
-	n.serves("org/big")
+	comesBack(v, n)
 }
 
 func TestAStoreDeletedUnderTheAgentIsNoticedAndComesBack(t *testing.T) {
