@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 )
@@ -118,18 +119,15 @@ func TestFailedSyncIsNeverTriedAgainOnTheSameBytes(t *testing.T) {
 		if err := w.open(); err != nil {
 			t.Fatal(err)
 		}
-		syncs := 0
+		var syncs atomic.Int64 // a pull that failed leaves others syncing
 		w.fs.FailWhen(func(op, path string) error {
-			if op != "sync" && op != "datasync" {
-				return nil
-			}
-			if syncs++; syncs == n {
+			if (op == "sync" || op == "datasync") && syncs.Add(1) == int64(n) {
 				return syscall.EIO
 			}
 			return nil
 		})
 		first := w.pull(refA, versionA)
-		if syncs < n {
+		if syncs.Load() < int64(n) {
 			if first != nil {
 				t.Error(first)
 			}

