@@ -11,6 +11,8 @@ const (
 	Name       = "hearth"
 	Domain     = "hearth.dev"
 	APIVersion = Domain + "/v1alpha1"
+	// Driver is the name of the DRA driver, and the domain of what it publishes.
+	Driver = Domain
 )
 
 // Default ports of the listeners. Every TCP listener binds loopback unless the

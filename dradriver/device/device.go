@@ -14,8 +14,26 @@ type ID string
 
 // Device is a GPU or MIG slice as DRA sees it.
 type Device struct {
-	ID      ID     `json:"id"`
+	ID      ID     `json:"id"`                // a DNS label; of a PCI device "gpu-0000-1b-00-0"
 	Product string `json:"product,omitempty"` // "NVIDIA H200"
+	Facts
+}
+
+// Facts are what the inventory knows of a device; a zero field is not known.
+type Facts struct {
+	UUID              string   `json:"uuid,omitempty"`              // "GPU-..."
+	Brand             string   `json:"brand,omitempty"`             // "Nvidia"
+	Architecture      string   `json:"architecture,omitempty"`      // "Hopper"
+	ComputeCapability string   `json:"computeCapability,omitempty"` // "9.0"
+	DriverVersion     string   `json:"driverVersion,omitempty"`     // "580.95.5"
+	CUDAVersion       string   `json:"cudaVersion,omitempty"`       // of the driver, "13.0"
+	PCIBusID          string   `json:"pciBusID,omitempty"`          // "0000:1b:00.0"
+	PCIRoot           string   `json:"pciRoot,omitempty"`           // "pci0000:17"
+	NUMA              *int     `json:"numaNode,omitempty"`          // nil where unknown
+	NVLinkGroup       string   `json:"nvlinkGroup,omitempty"`       // devices of one value reach each other by NVLink
+	CliqueID          string   `json:"cliqueID,omitempty"`          // of the NVLink fabric, across nodes
+	Memory            int64    `json:"memory,omitempty"`            // bytes
+	Nodes             []string `json:"nodes,omitempty"`             // device nodes, absolute paths
 }
 
 // FactKind is the kind of an observation.
