@@ -116,6 +116,17 @@ func (c *clientConn) rest() {
 	c.mu.Unlock()
 }
 
+// hasBody says whether a body of n bytes came with its request's head, so that
+// no read of the connection is needed for it.
+func (c *clientConn) hasBody(n int64) bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.head.whole(n)
+}
+
 // saw looks at what the server has read in answer to asked bytes.
 func (c *clientConn) saw(b []byte, asked int) {
 	c.mu.Lock()

@@ -15,6 +15,7 @@ type framing struct {
 	have      int      // bytes of it
 	lines     int
 	past      bool // the head's end has been seen
+	behind    int  // bytes that came with its end and stand behind it
 	blind     bool // it does not begin where the request does
 	length    bool // Content-Length stands in it
 	transfers bool // Transfer-Encoding does
@@ -39,8 +40,14 @@ func (f *framing) feed(b []byte) {
 			return
 		}
 		f.judge()
+		if f.past {
+			f.behind = len(b)
+		}
 	}
 }
+
+// whole says whether a body of n bytes is known to have come with its head.
+func (f *framing) whole(n int64) bool { return f.past && !f.blind && n >= 0 && int64(f.behind) >= n }
 
 // judge looks at a line whose beginning is whole.
 func (f *framing) judge() {

@@ -52,3 +52,34 @@ func TestALengthSaidTwiceIsSeenHoweverTheHeadIsWrittenAndCut(t *testing.T) {
 		t.Error("a request with a length and no head seen is doubted")
 	}
 }
+
+func TestABodyIsKnownToBeWholeOnlyWhereItCameWithItsHead(t *testing.T) {
+	t.Parallel()
+	const head = "POST /v1/completions HTTP/1.1\r\nContent-Length: 4\r\n\r\n"
+	for _, c := range []struct {
+		reads []string
+		blind bool
+		n     int64
+		want  bool
+	}{
+		{[]string{head + "body"}, false, 4, true},
+		{[]string{head + "body and more"}, false, 4, true},
+		{[]string{head[:20], head[20:] + "body"}, false, 4, true},
+		{[]string{"\r\n" + head + "body"}, false, 4, true},
+		{[]string{head}, false, 0, true},
+		{[]string{head + "bod"}, false, 4, false},
+		{[]string{head, "body"}, false, 4, false}, // its reads are not looked at
+		{[]string{head + "body"}, true, 4, false},
+		{[]string{head + "4\r\nbody\r\n0\r\n\r\n"}, false, -1, false},
+		{[]string{head[:20]}, false, 0, false},
+	} {
+		var f framing
+		f.blind = c.blind
+		for _, read := range c.reads {
+			f.feed([]byte(read))
+		}
+		if got := f.whole(c.n); got != c.want {
+			t.Errorf("%q, blind %v: a body of %d bytes is whole: %v, want %v", c.reads, c.blind, c.n, got, c.want)
+		}
+	}
+}

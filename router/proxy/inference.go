@@ -140,10 +140,12 @@ func (p *Proxy) takeBody(w http.ResponseWriter, r *http.Request, c *call) *Refus
 	// A body that trickles may not hold its buffer for ever. Answers have no such
 	// bound; but where the body has not come whole the bound stands, since the
 	// server reads on.
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(p.options.BodyTimeout))
+	control, bounded := http.NewResponseController(w), !clientOf(r.Context()).hasBody(r.ContentLength)
+	if bounded {
+		_ = control.SetReadDeadline(time.Now().Add(p.options.BodyTimeout))
+	}
 	b, err := readBody(r.Body, r.ContentLength, p.options.MaxBodyBytes, func(n int) bool { return p.charge(c.plan, int64(n)) })
-	if err == nil {
+	if bounded && err == nil {
 		_ = control.SetReadDeadline(time.Time{})
 	}
 	switch {
