@@ -21,7 +21,7 @@ const (
 // renderCommand is the hidden `hearth bench render`: it writes the performance section
 // of a page and its plots from the JSON files of earlier benches.
 func renderCommand() *cobra.Command {
-	var page string
+	var page, by string
 	cmd := &cobra.Command{
 		Use: "render FILE...", Hidden: true, Args: cobra.MinimumNArgs(1),
 		Short: "Write the performance section of a page from bench JSON",
@@ -40,12 +40,16 @@ func renderCommand() *cobra.Command {
 				if err != nil {
 					rel = plot
 				}
-				markdown(&section, report, filepath.ToSlash(rel), i == 0)
+				if i == 0 {
+					origin(&section, report, by)
+				}
+				markdown(&section, report, filepath.ToSlash(rel))
 			}
 			return replaceSection(page, section.Bytes())
 		},
 	}
 	cmd.Flags().StringVar(&page, "page", "README.md", "page whose section is replaced")
+	cmd.Flags().StringVar(&by, "by", "make bench", "command that the page names as its writer")
 	return cmd
 }
 
@@ -81,12 +85,14 @@ func replaceSection(page string, section []byte) error {
 	return nil
 }
 
-func markdown(w *bytes.Buffer, r Report, plot string, first bool) {
-	if first {
-		_, _ = fmt.Fprintf(w, "Written by `make bench` at commit %.12s on %s, %d cores, %.0f GiB, kernel %s, %s, %s.\n",
-			r.Commit, r.Machine.CPU, r.Machine.Cores, float64(r.Machine.MemoryBytes)/(1<<30), r.Machine.Kernel, r.Machine.Go, r.Machine.Disk)
-		_, _ = fmt.Fprintln(w, "Each figure is the median of interleaved pairs with its reference in one run; a ratio above 1 is better than the reference.")
-	}
+// origin says what wrote a page, of which tree and on which machine.
+func origin(w *bytes.Buffer, r Report, by string) {
+	_, _ = fmt.Fprintf(w, "Written by `%s` at commit %.12s on %s, %d cores, %.0f GiB, kernel %s, %s, %s.\n",
+		by, r.Commit, r.Machine.CPU, r.Machine.Cores, float64(r.Machine.MemoryBytes)/(1<<30), r.Machine.Kernel, r.Machine.Go, r.Machine.Disk)
+	_, _ = fmt.Fprintln(w, "Each figure is the median of interleaved pairs with its reference in one run; a ratio above 1 is better than the reference.")
+}
+
+func markdown(w *bytes.Buffer, r Report, plot string) {
 	_, _ = fmt.Fprintf(w, "\n`hearth bench %s`\n\n![%s](%s)\n\n", r.Bench, r.Bench, plot)
 	_, _ = fmt.Fprintln(w, "| row | value | unit | reference | ratio | aim | met | what |\n|---|---|---|---|---|---|---|---|")
 	for _, row := range r.Rows {

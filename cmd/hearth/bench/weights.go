@@ -76,12 +76,6 @@ func runWeights(cmd *cobra.Command, dir string, o options) ([]Row, error) {
 	if err := add(w.manifest(ctx, o.pairs)); err != nil {
 		return nil, err
 	}
-	if err := makeRepos(root, 16); err != nil {
-		return nil, err
-	}
-	if err := w.hashAtOrigin(ctx, 16); err != nil {
-		return nil, err
-	}
 	mirror, memory, err := w.mirrorAndMemory(ctx, o.pairs)
 	if err != nil {
 		return nil, err
@@ -342,7 +336,8 @@ func drain(ctx context.Context, url string, streams int) (float64, error) {
 }
 
 // mirrorAndMemory pulls 1, 4 and 16 GiB on fresh agents for their peak memory, and
-// reads the 1 GiB file back through the first one's mirror.
+// reads the 1 GiB file back through the first one's mirror. The 16 GiB are written
+// when that row is over: their write-back would take turns with it.
 func (w *weightsBench) mirrorAndMemory(ctx context.Context, n int) (Row, []Row, error) {
 	var mirror Row
 	var peaks []float64
@@ -350,6 +345,14 @@ func (w *weightsBench) mirrorAndMemory(ctx context.Context, n int) (Row, []Row, 
 	sizes := []int{1, 4, 16}
 	for _, size := range sizes {
 		if err := func() error {
+			if size > landingSize {
+				if err := makeRepos(w.root, size); err != nil {
+					return err
+				}
+				if err := w.hashAtOrigin(ctx, size); err != nil {
+					return err
+				}
+			}
 			node, err := w.node(ctx)
 			if err != nil {
 				return err
