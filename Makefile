@@ -48,5 +48,13 @@ test-root: build ## the real agent on full, read-only and vanishing file systems
 	HEARTH_AGENT=$(CURDIR)/bin/hearth-agent go test -count=1 -timeout 10m -tags root ./test/torture/drives/
 soak: build ## load routers for SOAK (default 10m) while all sorts of things fail; SEED repeats a run
 	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 0 -tags soak -run TestTheBooks -v ./test/soak
+images: ## build Hearth's images as archives into bin/images, without Docker; TAG names them (default dev)
+	scripts/images $(or $(TAG),dev)
+lab: ## a real Kubernetes of two nodes on this machine, with Hearth's images; needs root, builds for minutes once
+	scripts/lab up
+lab-down: ## take that cluster down
+	scripts/lab down
+lab-check: ## the lab itself: two nodes, pods that reach each other, reboots, and nothing left behind; needs root
+	go -C test/kubelab test -count=1 -timeout 60m ./...
 
-.PHONY: soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
+.PHONY: images lab lab-down lab-check soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm

@@ -109,6 +109,17 @@ func goFiles(t *testing.T) []*source {
 	return found
 }
 
+// rootModule reports whether a file belongs to the module of the root, and not
+// to one with a go.mod of its own below it.
+func (s *source) rootModule() bool {
+	for dir := s.dir(); dir != "."; dir = path.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(root, dir, "go.mod")); err == nil {
+			return false
+		}
+	}
+	return true
+}
+
 // page gives the text of one file of the root.
 func page(t *testing.T, name string) string {
 	t.Helper()
