@@ -141,7 +141,7 @@ func checkArtifact(a *Artifact) bool {
 
 func checkEndpoint(e *Endpoint) bool {
 	usage := e.GetLoad().GetKvUsage()
-	return textsFit(e.Url, e.Pool, e.Accelerator, e.Ref) && usage >= 0 && usage <= 1 &&
+	return textsFit(e.Url, e.Pool, e.Accelerator, e.Ref, e.Pod) && usage >= 0 && usage <= 1 &&
 		len(e.ServedModels) <= MaxRepeated && len(e.Devices) <= MaxRepeated &&
 		textsFit(e.ServedModels...) && textsFit(e.Devices...)
 }

@@ -520,6 +520,7 @@ type Endpoint struct {
 	Reachable     bool                   `protobuf:"varint,10,opt,name=reachable,proto3" json:"reachable,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // changes when the engine restarts
 	Draining      bool                   `protobuf:"varint,12,opt,name=draining,proto3" json:"draining,omitempty"`
+	Pod           string                 `protobuf:"bytes,13,opt,name=pod,proto3" json:"pod,omitempty"` // UID of the pod it runs in, empty where it is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -636,6 +637,13 @@ func (x *Endpoint) GetDraining() bool {
 		return x.Draining
 	}
 	return false
+}
+
+func (x *Endpoint) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
 }
 
 type Load struct {
@@ -977,7 +985,7 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x05 \x01(\x03R\tsizeBytes\x12#\n" +
 	"\rpresent_bytes\x18\x06 \x01(\x03R\fpresentBytes\x12\x16\n" +
-	"\x06detail\x18\a \x01(\tR\x06detail\"\xf5\x02\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail\"\x87\x03\n" +
 	"\bEndpoint\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x124\n" +
@@ -991,7 +999,8 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	"\treachable\x18\n" +
 	" \x01(\bR\treachable\x12 \n" +
 	"\vincarnation\x18\v \x01(\x04R\vincarnation\x12\x1a\n" +
-	"\bdraining\x18\f \x01(\bR\bdraining\"\xfe\x02\n" +
+	"\bdraining\x18\f \x01(\bR\bdraining\x12\x10\n" +
+	"\x03pod\x18\r \x01(\tR\x03pod\"\xfe\x02\n" +
 	"\x04Load\x12\x1f\n" +
 	"\vunix_millis\x18\x01 \x01(\x03R\n" +
 	"unixMillis\x12\x18\n" +
