@@ -1,6 +1,7 @@
 // Package endpoints owns what a node knows of its local engines: where they
 // are, whether they answer, what they serve and how loaded they are. The agent
-// runs one Poller and puts its snapshots into the report. The package never
+// runs one Poller, tells it which engines come and go, and puts its snapshots
+// into the report. The package never
 // sends a request that computes anything, never decides where requests go,
 // and costs an engine at most 0.5 % of one core.
 package endpoints
@@ -45,6 +46,13 @@ type Endpoint struct {
 	Devices     []string // device ids it runs on
 	Ref         string   // artifact it serves, if that came from the cache
 	Models      []string // served model names; empty asks the engine
+	Pod         string   // UID of the pod that the engine runs in, if any
+}
+
+// sameEngine reports whether two entries are one engine, of which what is known
+// stays known: all that it is asked by is the same.
+func sameEngine(a, b *Endpoint) bool {
+	return a.Name == b.Name && a.URL == b.URL && a.Engine == b.Engine && a.Pod == b.Pod && slices.Equal(a.Models, b.Models)
 }
 
 // Load is what an engine said of its work. Figures are 0 where it does not say.
