@@ -5,6 +5,7 @@
 package feed
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -96,7 +97,8 @@ func New(opts Options) (*Feed, error) {
 }
 
 // SetNodes swaps the nodes to watch. Those that stay keep their connection;
-// those that go are forgotten by the Sink. On an error nothing changes.
+// those that go are forgotten by the Sink, save where another address has their
+// name. On an error nothing changes.
 func (f *Feed) SetNodes(nodes []Node) error {
 	if err := f.check(nodes); err != nil {
 		return fmt.Errorf("set nodes: %w", err)
@@ -198,21 +200,25 @@ func (f *Feed) own(w *watcher, name string) error {
 	return nil
 }
 
-// release forgets the node of a watcher that ended for good.
+// release forgets the node of a watcher that ended for good, also one that it
+// took over from another address and never reached.
 func (f *Feed) release(w *watcher) {
-	if name := w.rename(""); name != "" {
+	if name := cmp.Or(w.rename(""), w.node.Name); name != "" {
 		f.forget(w, name)
 	}
 }
 
 func (f *Feed) forget(w *watcher, name string) {
 	f.mu.Lock()
-	mine := f.owners[name] == w
+	owner := f.owners[name]
+	mine := owner == w || owner == nil
 	if mine {
 		delete(f.owners, name)
 	}
+	// An agent that moved to another address is the same node.
+	moved := slices.ContainsFunc(f.nodes, func(n Node) bool { return n.Name == name && n != w.node })
 	f.mu.Unlock()
-	if mine {
+	if mine && !moved {
 		f.opts.Sink.Forget(name)
 	}
 }
