@@ -68,6 +68,13 @@ func (p *Pools) applyLocked(state *report.State, receivedAt time.Time) (changes 
 	touched := map[*poolState]bool{}
 	present := map[string]bool{}
 	for _, e := range state.Endpoints() {
+		if at, is := p.podOfLocked(name, e); is {
+			if at.endpoint != nil {
+				changes = append(changes, p.tellLocked(at, e, state, receivedAt)...)
+				touched[at.pool] = true
+			}
+			continue
+		}
 		ps, some := p.takeEndpointLocked(name, n, e, state, receivedAt)
 		changes = append(changes, some...)
 		if ps != nil {
@@ -88,7 +95,8 @@ func (p *Pools) applyLocked(state *report.State, receivedAt time.Time) (changes 
 	return changes
 }
 
-// Forget removes a node and its endpoints: the configuration no longer names it.
+// Forget removes a node and its endpoints: the configuration no longer names
+// it. Its pods stay, and nothing is known of their load and health.
 func (p *Pools) Forget(name string) {
 	p.mu.Lock()
 	changes := p.forgetLocked(name)
@@ -105,6 +113,11 @@ func (p *Pools) forgetLocked(name string) (changes []change) {
 		changes = append(changes, p.dropLocked(n, key))
 	}
 	delete(p.nodes, name)
+	for _, at := range p.pods {
+		if at.endpoint.node == name {
+			at.pool.untell(at.endpoint)
+		}
+	}
 	p.rebuildLocked()
 	return changes
 }

@@ -5,7 +5,11 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -18,6 +22,7 @@ const (
 	// so many exist, an endpoint whose node names another is left out and counted.
 	MaxPools     = 1024
 	MaxEndpoints = 4096 // of all pools together; a further one is left out and counted
+	MaxPodPools  = 256  // pools whose endpoints are pods: each is a watch at the API server
 	MaxWeight    = 1_000_000
 )
 
@@ -62,6 +67,9 @@ type PoolConfig struct {
 	Name string `json:"name" yaml:"name"`
 	// Endpoints that no node reports.
 	Endpoints []EndpointConfig `json:"endpoints,omitempty" yaml:"endpoints"`
+	// Pods selects the pods that are endpoints of the pool. Nodes then add load
+	// and health to these and no endpoint of their own.
+	Pods PodsConfig `json:"pods,omitzero" yaml:"pods"`
 	// ForwardAuthorization passes the client's Authorization header on.
 	ForwardAuthorization bool `json:"forwardAuthorization,omitempty" yaml:"forwardAuthorization"`
 	// ContinuousUsage says that its engines take continuous_usage_stats.
@@ -83,6 +91,24 @@ type EndpointConfig struct {
 	MaxRunning       int      `json:"maxRunning,omitempty" yaml:"maxRunning"`
 	KVCapacityTokens int      `json:"kvCapacityTokens,omitempty" yaml:"kvCapacityTokens"`
 }
+
+// PodsConfig says which pods of a cluster are a pool's endpoints, and what of
+// them only people know; the rest is told by the pods' nodes. Without a
+// selector there are none.
+type PodsConfig struct {
+	Namespace string `json:"namespace,omitempty" yaml:"namespace"` // empty: the router's own
+	Selector  string `json:"selector,omitempty" yaml:"selector"`   // of labels, such as "app=vllm,tier in (a,b)"
+	Port      string `json:"port,omitempty" yaml:"port"`           // a container's port, by name or number
+
+	Engine           string   `json:"engine,omitempty" yaml:"engine"`
+	Accelerator      string   `json:"accelerator,omitempty" yaml:"accelerator"`
+	ServedModels     []string `json:"servedModels,omitempty" yaml:"servedModels"`
+	MaxRunning       int      `json:"maxRunning,omitempty" yaml:"maxRunning"`
+	KVCapacityTokens int      `json:"kvCapacityTokens,omitempty" yaml:"kvCapacityTokens"`
+}
+
+// Set reports whether the pool's endpoints are pods.
+func (c *PodsConfig) Set() bool { return c.Selector != "" }
 
 // Config is the reloadable part: what SetModels swaps.
 type Config struct {
@@ -148,6 +174,7 @@ func (t *TargetConfig) validate() error {
 
 func (c *Config) validatePools() []error {
 	var problems []error
+	podPools := 0
 	names, urls := map[string]bool{}, map[string]bool{}
 	for i := range c.Pools {
 		p := &c.Pools[i]
@@ -161,6 +188,12 @@ func (c *Config) validatePools() []error {
 		names[p.Name] = true
 		if !(p.PrefillRate >= 0) || p.KVCapacityTokens < 0 {
 			problems = append(problems, fmt.Errorf("%s: prefillRate and kvCapacityTokens want 0 or more", at))
+		}
+		if p.Pods.Set() {
+			podPools++
+		}
+		if err := p.Pods.validate(); err != nil {
+			problems = append(problems, fmt.Errorf("%s.pods.%w", at, err))
 		}
 		for j := range p.Endpoints {
 			e := &p.Endpoints[j]
@@ -177,6 +210,9 @@ func (c *Config) validatePools() []error {
 			}
 		}
 	}
+	if podPools > MaxPodPools {
+		problems = append(problems, fmt.Errorf("pools: %d select pods, want at most %d", podPools, MaxPodPools))
+	}
 	for i := range c.Models {
 		for j := range c.Models[i].Targets {
 			names[c.Models[i].Targets[j].Pool] = true
@@ -186,6 +222,36 @@ func (c *Config) validatePools() []error {
 		problems = append(problems, fmt.Errorf("pools: %d with those that models name, want at most %d", len(names), MaxPools))
 	}
 	return problems
+}
+
+func (c *PodsConfig) validate() error {
+	if !c.Set() {
+		if c.Namespace != "" || c.Port != "" || c.Engine != "" || c.Accelerator != "" || len(c.ServedModels) > 0 || c.MaxRunning != 0 || c.KVCapacityTokens != 0 {
+			return errors.New("selector: is empty, want labels such as app=vllm: no pod is taken unsaid")
+		}
+		return nil
+	}
+	selector, err := labels.Parse(c.Selector)
+	if err != nil {
+		return fmt.Errorf("selector: %w", err)
+	}
+	if selector.Empty() {
+		return errors.New("selector: selects every pod, want labels such as app=vllm")
+	}
+	if c.Namespace != "" && len(validation.IsDNS1123Label(c.Namespace)) > 0 {
+		return fmt.Errorf("namespace: %q, want the name of a namespace", c.Namespace)
+	}
+	if number, err := strconv.Atoi(c.Port); err == nil {
+		if len(validation.IsValidPortNum(number)) > 0 {
+			return fmt.Errorf("port: %d, want 1 to 65535", number)
+		}
+	} else if len(validation.IsValidPortName(c.Port)) > 0 {
+		return fmt.Errorf("port: %q, want the name or number of a container's port", c.Port)
+	}
+	if c.MaxRunning < 0 || c.KVCapacityTokens < 0 {
+		return errors.New("maxRunning and kvCapacityTokens: want 0 or more")
+	}
+	return nil
 }
 
 // checkURL accepts http://host:port and https://host:port and nothing after.

@@ -14,9 +14,10 @@ import (
 // the pool gets a new one, and reservations of the old one end at the old one,
 // so that no count of the new one goes below zero.
 type endpoint struct {
-	id          string // node/name, or the URL of a static endpoint
+	id          string // node/name, pod/namespace/name, or the URL of a static endpoint
 	url         string
 	node        string // empty: static
+	pod         Pod    // UID is empty where it is no pod; guarded by the mu of Pools
 	incarnation uint64 // 0 until its node has read it; guarded by the mu of Pools
 	slot        *index.Slot
 	// Tokens since the engine's start, as last reported; guarded by the mu of Pools.
@@ -25,6 +26,9 @@ type endpoint struct {
 	// What follows is guarded by the mu of the pool it is in.
 
 	facts
+	told       facts     // of a pod: what its node last said, without the configuration
+	unready    bool      // of a pod: its readiness probes fail
+	leaving    bool      // of a pod: it is being deleted
 	loadAt     time.Time // of the reported load, by this process's clock; zero = none
 	reportedAt time.Time // of the state that facts are from
 	loadMillis int64     // the node's own time of the load, to tell a new one
@@ -171,12 +175,16 @@ func (e *endpoint) takeLocked(f facts, loadMillis int64, loadAt, receivedAt time
 	}
 }
 
+// drainsLocked reports whether the endpoint gets no new requests: its node says
+// so, or its pod is being deleted.
+func (e *endpoint) drainsLocked() bool { return e.draining || e.leaving }
+
 // candidateLocked is the endpoint as Pick sees it.
 func (e *endpoint) candidateLocked(now time.Time, matched int, rate float64) pick.Candidate {
 	held, capacity := e.slot.Usage()
 	c := pick.Candidate{
-		ID: e.id, Health: e.health, Draining: e.draining,
-		Suspended:     e.passive.suspended(now) || !e.reachable && now.Sub(e.reportedAt) < silenceForgives,
+		ID: e.id, Health: e.health, Draining: e.drainsLocked(),
+		Suspended:     e.unready || e.passive.suspended(now) || !e.reachable && now.Sub(e.reportedAt) < silenceForgives,
 		MatchedBlocks: matched, HeldBlocks: held, CapacityBlocks: capacity,
 		Running: e.running, Waiting: e.waiting, MaxRunning: e.maxRunning, KVUsage: e.kvUsage,
 		InFlightAtReport: e.peakAtReport, InFlight: e.inFlight,

@@ -1,11 +1,12 @@
 // Package pool owns what the router knows of logical models, pools and
 // endpoints, and the places that requests hold at them. The proxy calls
 // Acquire for each attempt and ends the reservation with Done; the feed hands
-// it the nodes' states; the router's root swaps its configuration. It never
-// speaks to an engine or a node, and it never waits.
+// it the nodes' states, and kube the pods of a cluster; the router's root swaps
+// its configuration. It never speaks to an engine, a node or an API server, and
+// it never waits.
 //
 // An endpoint leaves a pool only when its node says so, when its node is
-// forgotten, or when the configuration drops it. Neither silence nor failure
+// forgotten, when its pod is gone, or when the configuration drops it. Neither silence nor failure
 // removes one: silence ages its load, failure suspends it, and a suspended
 // endpoint still serves where nothing better is left. So is one that its node
 // has not read yet: as far as the node knows it is not reachable.
@@ -70,6 +71,7 @@ type Pools struct {
 	cfg     Config                // guarded by mu
 	nodes   map[string]*node      // guarded by mu
 	pools   map[string]*poolState // guarded by mu
+	pods    map[string]placed     // endpoints that are pods, by UID; guarded by mu
 	leftOut uint64                // endpoints past MaxEndpoints or MaxPools, ever; guarded by mu
 }
 
@@ -104,6 +106,7 @@ func New(cfg Config, opts Options) (*Pools, error) {
 		now:     opts.Now,
 		nodes:   map[string]*node{},
 		pools:   map[string]*poolState{},
+		pods:    map[string]placed{},
 	}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
@@ -164,7 +167,12 @@ func (p *Pools) poolLocked(name string) *poolState {
 func (p *Pools) configureLocked(ps *poolState, cfg PoolConfig) {
 	var members []*endpoint
 	for _, e := range ps.members() {
-		if e.node != "" {
+		if e.pod.UID != "" && !cfg.Pods.Set() {
+			delete(p.pods, e.pod.UID)
+			p.index.Remove(e.slot)
+			continue
+		}
+		if e.node != "" || e.pod.UID != "" {
 			members = append(members, e)
 			continue
 		}
@@ -177,7 +185,7 @@ func (p *Pools) configureLocked(ps *poolState, cfg PoolConfig) {
 	}
 	for i := range cfg.Endpoints {
 		c := &cfg.Endpoints[i]
-		at := slices.IndexFunc(members, func(e *endpoint) bool { return e.node == "" && e.id == trimURL(c.URL) })
+		at := slices.IndexFunc(members, func(e *endpoint) bool { return e.node == "" && e.pod.UID == "" && e.id == trimURL(c.URL) })
 		if at < 0 {
 			if p.countLocked() >= MaxEndpoints {
 				p.leftOut++
@@ -261,7 +269,8 @@ func (p *Pools) targetLocked(model string, cfg TargetConfig, ps *poolState) targ
 	}
 	t.ready = false
 	for _, e := range ps.members() {
-		if n := p.nodes[e.node]; n != nil && n.ready[t.ref] {
+		// A pod becomes an endpoint once it is Ready: its engine has its weights.
+		if n := p.nodes[e.node]; n != nil && n.ready[t.ref] || e.pod.UID != "" {
 			t.ready = true
 		}
 	}

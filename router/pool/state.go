@@ -56,6 +56,11 @@ func (ps *poolState) configure(cfg PoolConfig, members []*endpoint) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.cfg = cfg
+	for _, e := range members {
+		if e.pod.UID != "" {
+			e.facts = cfg.Pods.over(e.told)
+		}
+	}
 	ps.setLocked(members)
 }
 
@@ -167,10 +172,10 @@ func (ps *poolState) cause(t *target, req *pick.Request) (text string, usable bo
 			continue
 		}
 		serving++
-		if e.draining {
+		if e.drainsLocked() {
 			draining++
 		}
-		pinned = pinned || e.id == req.Pin && !e.draining
+		pinned = pinned || e.id == req.Pin && !e.drainsLocked()
 	}
 	switch members := len(ps.members()); {
 	case members == 0:

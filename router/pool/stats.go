@@ -134,7 +134,7 @@ func (e *endpoint) statsLocked(pool string, now time.Time) EndpointStats {
 	s := EndpointStats{
 		ID: e.id, Pool: pool, Node: e.node, URL: e.url, Engine: e.engine, Accelerator: e.accelerator, Served: e.served,
 		Health:    [...]string{"healthy", "degraded", "unhealthy"}[e.health],
-		Suspended: c.Suspended, Draining: e.draining, Reachable: e.reachable,
+		Suspended: c.Suspended, Draining: c.Draining, Reachable: e.reachable,
 		InFlight: e.inFlight, InFlightPromptTokens: e.promptInFlight, InFlightDecodeTokens: e.decodeInFlight, Ended: e.ends,
 		Running: e.running, Waiting: e.waiting, KVUsage: e.kvUsage, LoadAgeSeconds: c.LoadAge.Seconds(),
 		HeldBlocks: c.HeldBlocks, CapacityBlocks: c.CapacityBlocks,
