@@ -34,12 +34,29 @@ type Config struct {
 	IngressTLS TLS `yaml:"ingressTLS"`
 	// Nodes are the agents whose reports the router reads.
 	Nodes []feed.Node `yaml:"nodes"`
+	// Kubernetes is the cluster whose pods are endpoints of pools.
+	Kubernetes Kubernetes `yaml:"kubernetes"`
 	// Policy, Pools and Models are those of package pool.
 	Policy   string             `yaml:"policy"`
 	Pools    []pool.PoolConfig  `yaml:"pools"`
 	Models   []pool.ModelConfig `yaml:"models"`
 	Limits   Limits             `yaml:"limits"`
 	Metering Metering           `yaml:"metering"`
+}
+
+// Kubernetes says whether the router reads pods and agents of a cluster.
+type Kubernetes struct {
+	Enabled    bool   `yaml:"enabled"`
+	Kubeconfig string `yaml:"kubeconfig"` // "" = the account of the pod it runs in
+	Namespace  string `yaml:"namespace"`  // of pools and agents that name none; "" = the pod's, or the kubeconfig's
+	Agents     Agents `yaml:"agents"`
+}
+
+// Agents names the headless Service whose endpoints are the nodes' agents.
+type Agents struct {
+	Namespace string `yaml:"namespace"`
+	Service   string `yaml:"service"` // "" = none: nodes lists them
+	Port      string `yaml:"port"`    // of the report, by name or number
 }
 
 // Listen says where the router listens. An address that is not loopback needs
@@ -94,7 +111,8 @@ func Default() Config {
 	local := func(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 	return Config{
 		Name: "router", Policy: pool.PolicyHearth,
-		Listen: Listen{Ingress: local(identity.PortIngress), Admin: local(identity.PortRouterAdmin), Socket: filepath.Join(identity.RuntimeDir, "router.sock")},
+		Kubernetes: Kubernetes{Agents: Agents{Port: "report"}},
+		Listen:     Listen{Ingress: local(identity.PortIngress), Admin: local(identity.PortRouterAdmin), Socket: filepath.Join(identity.RuntimeDir, "router.sock")},
 		Limits: Limits{
 			BodyBytes: proxy.DefaultMaxBodyBytes, BufferedBytes: proxy.DefaultMaxBufferedBytes,
 			DialTimeout: units.Duration(2 * time.Second), DrainTimeout: units.Duration(30 * time.Second),
@@ -145,6 +163,7 @@ func (c *Config) Validate() error {
 		}
 		seen[n.Address] = true
 	}
+	c.validateKubernetes(&p)
 	pools := c.pool()
 	if err := pools.Validate(); err != nil {
 		p.Add("models and pools", err.Error(), "")
@@ -152,6 +171,32 @@ func (c *Config) Validate() error {
 	c.Limits.validate(&p)
 	c.Metering.validate(&p)
 	return p.Err()
+}
+
+func (c *Config) validateKubernetes(p *configfile.Problems) {
+	k := &c.Kubernetes
+	if !k.Enabled {
+		if k.Agents.Service != "" {
+			p.Add("kubernetes.agents.service", "is set while kubernetes.enabled is false", "say kubernetes.enabled: true")
+		}
+		for i := range c.Pools {
+			if c.Pools[i].Pods.Set() {
+				p.Add(fmt.Sprintf("pools[%d].pods", i), "is set while kubernetes.enabled is false", "say kubernetes.enabled: true, which needs a restart")
+			}
+		}
+		return
+	}
+	if k.Kubeconfig != "" && !filepath.IsAbs(k.Kubeconfig) {
+		p.Addf("kubernetes.kubeconfig", "want an absolute path, or nothing for the pod's account", "%q", k.Kubeconfig)
+	}
+	if k.Agents.Service != "" {
+		if k.Agents.Port == "" {
+			p.Add("kubernetes.agents.port", "is empty", "want the Service's port of the report, such as report")
+		}
+		if !c.TLS.set() && !c.Listen.Insecure {
+			p.Add("kubernetes.agents", "are not on loopback and the router has no certificate", "give tls, or say listen.insecure: true")
+		}
+	}
 }
 
 func (l *Listen) validate(p *configfile.Problems, identified, ingressTLS bool) {

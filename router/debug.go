@@ -51,7 +51,9 @@ func (r *Router) adminHandler() http.Handler {
 }
 
 // readyz is 200 while new requests are welcome: listeners open, not draining,
-// and at least one endpoint for some model.
+// and at least one endpoint for some model. In a cluster it decides whether a
+// Service sends clients here: a router that knows the pods is ready also where
+// there is none, since it tells clients so, and one that does not is not.
 func (r *Router) readyz(w http.ResponseWriter, _ *http.Request) {
 	reason := "no model has an endpoint"
 	for _, m := range r.pools.Stats().Models {
@@ -59,6 +61,12 @@ func (r *Router) readyz(w http.ResponseWriter, _ *http.Request) {
 			if t.Ready && t.Endpoints > 0 {
 				reason = ""
 			}
+		}
+	}
+	if r.cluster != nil {
+		reason = ""
+		if !r.cluster.Listed() {
+			reason = "the pods of the cluster are not listed yet"
 		}
 	}
 	if r.draining.Load() {
@@ -86,6 +94,9 @@ func (r *Router) Status() admin.Status {
 		if m.Dropped > 0 {
 			s.Problems = append(s.Problems, fmt.Sprintf("%d usage records were dropped: see the log", m.Dropped))
 		}
+	}
+	if r.cluster != nil {
+		s.Problems = append(s.Problems, r.cluster.Problems()...)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -70,7 +70,7 @@ func (r *Router) listen(ctx context.Context) (servers []*server, err error) {
 		if err != nil {
 			return servers, fmt.Errorf("listen for admin: %w", err)
 		}
-		add("admin", l, admin, adminTLS, adminDrain)
+		add("admin", l, identity.ForRoles(admin, identity.RoleRouter, identity.RoleClient), adminTLS, adminDrain)
 	}
 	if r.cfg.Listen.Socket != "" {
 		l, err := identity.ListenSocket(ctx, r.cfg.Listen.Socket)
@@ -95,7 +95,7 @@ func (r *Router) serverTLS() (ingress, admin *tls.Config, err error) {
 	if r.cfg.Listen.Admin != "" && r.cfg.TLS.set() && !identity.IsLoopback(r.cfg.Listen.Admin) {
 		files := r.cfg.TLS.files()
 		files.Failed = failed
-		if admin, err = identity.ServerTLS(files, identity.RoleRouter, identity.RoleClient); err != nil {
+		if admin, err = identity.OpenTLS(files); err != nil {
 			return nil, nil, fmt.Errorf("read certificates: %w", err)
 		}
 	}

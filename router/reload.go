@@ -74,11 +74,14 @@ func (r *Router) apply(cfg Config) error {
 	if err != nil {
 		return err
 	}
-	if err := r.feed.SetNodes(now.Nodes); err != nil {
+	if err := r.listNodes(now.Nodes); err != nil {
 		return err
 	}
 	if err := r.pools.SetModels(now.pool()); err != nil {
 		return err
+	}
+	if r.cluster != nil {
+		r.cluster.SetPools(now.Pools)
 	}
 	r.consumers.Store(consumers)
 	r.mu.Lock()

@@ -22,6 +22,7 @@ import (
 	"github.com/hearth-dev/hearth/configfile"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/router/feed"
+	"github.com/hearth-dev/hearth/router/kube"
 	"github.com/hearth-dev/hearth/router/meter"
 	"github.com/hearth-dev/hearth/router/pool"
 	"github.com/hearth-dev/hearth/router/proxy"
@@ -32,9 +33,12 @@ import (
 type Options struct {
 	// ConfigFile is watched for changes; "" turns reloading off.
 	ConfigFile string
-	Version    string
-	Log        *slog.Logger
-	Now        func() time.Time
+	// Cluster reaches the API server where the configuration enables
+	// Kubernetes; nil connects as it says.
+	Cluster kube.Client
+	Version string
+	Log     *slog.Logger
+	Now     func() time.Time
 }
 
 // Router is one router process.
@@ -46,6 +50,8 @@ type Router struct {
 
 	pools     *pool.Pools
 	feed      *feed.Feed
+	cluster   *kube.Cluster // nil: none
+	nodes     nodeSet
 	proxy     *proxy.Proxy
 	transport *wire.Transport
 	meter     *meter.Meter // nil: no records
@@ -87,10 +93,14 @@ func New(cfg Config, o Options) (*Router, error) {
 		return nil, fmt.Errorf("make router: %w", err)
 	}
 	r.consumers.Store(consumers)
+	r.nodes.listed = cfg.Nodes
 	if r.pools, err = pool.New(cfg.pool(), pool.Options{Log: o.Log, Now: o.Now}); err != nil {
 		return nil, fmt.Errorf("make router: %w", err)
 	}
 	if r.feed, err = r.newFeed(); err != nil {
+		return nil, fmt.Errorf("make router: %w", err)
+	}
+	if err = r.newCluster(); err != nil {
 		return nil, fmt.Errorf("make router: %w", err)
 	}
 	if cfg.Metering.File != "" {
@@ -168,6 +178,9 @@ func (r *Router) Run(ctx context.Context) error {
 		group.Go(func() error { return r.watchConfig(groupCtx) })
 	}
 	group.Go(func() error { return r.feed.Run(outlast) })
+	if r.cluster != nil {
+		group.Go(func() error { return r.cluster.Run(outlast) })
+	}
 	close(r.ready)
 	r.log.Info("router is ready", slog.String("name", r.cfg.Name), slog.String("ingress", r.cfg.Listen.Ingress))
 	defer r.log.Info("router stopped")
