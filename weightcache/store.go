@@ -105,11 +105,14 @@ type Store struct {
 	orphans   map[artifact.Digest]bool      // stored files of no artifact, kept while there is room
 	doubts    map[artifact.Digest]time.Time // files of which somebody may hold other bytes
 	turn      int64                         // counts uses
-	reserved  int64                         // bytes promised to pulls and not allocated yet
-	lost      chan struct{}                 // closed once the directory was found gone
-	lose      sync.Once                     // closes lost
-	freed     signal                        // fires when removing or evicting shrinks
-	watchers  map[chan struct{}]bool
+	// publications has a channel for each artifact whose views are being
+	// published, closed at the end of that.
+	publications map[artifact.Digest]chan struct{}
+	reserved     int64         // bytes promised to pulls and not allocated yet
+	lost         chan struct{} // closed once the directory was found gone
+	lose         sync.Once     // closes lost
+	freed        signal        // fires when removing or evicting shrinks
+	watchers     map[chan struct{}]bool
 }
 
 // record is what the store knows about one artifact.
@@ -160,7 +163,7 @@ func Open(opts Options) (*Store, error) {
 		budget: int64(opts.Budget), keepFree: int64(opts.KeepFree), log: opts.Log, now: opts.Now,
 		keep: map[artifact.Ref]bool{}, refs: map[artifact.Ref]*artifact.Manifest{}, artifacts: map[artifact.Digest]*record{},
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{}, landing: map[artifact.Digest]bool{}, lost: make(chan struct{}),
-		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, kept: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{}, orphans: map[artifact.Digest]bool{},
+		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, kept: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{}, orphans: map[artifact.Digest]bool{}, publications: map[artifact.Digest]chan struct{}{},
 		doubts:   map[artifact.Digest]time.Time{},
 		watchers: map[chan struct{}]bool{}, recording: make(chan struct{}, 1), viewPolicy: opts.MayView,
 	}

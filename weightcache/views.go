@@ -62,6 +62,7 @@ func (s *Store) FlatView(digest artifact.Digest) (string, error) {
 func (s *Store) publishAll(digest artifact.Digest, kind string, ref artifact.Ref, commit string,
 	publish func(m *artifact.Manifest, present map[artifact.Digest]bool) error,
 ) error {
+	defer s.publishing(digest)()
 	for first := true; ; first = false {
 		m, present, damages, err := s.viewFiles(digest)
 		if err == nil {
@@ -95,6 +96,29 @@ func (s *Store) publishAll(digest artifact.Digest, kind string, ref artifact.Ref
 				}
 			}
 		}
+	}
+}
+
+// publishing lets one caller at a time publish views of an artifact, until end:
+// two that made the same view would take its inodes twice, and the loser's
+// would come back only after the winner has said that the view stands.
+func (s *Store) publishing(digest artifact.Digest) (end func()) {
+	for {
+		s.mu.Lock()
+		other := s.publications[digest]
+		if other == nil {
+			own := make(chan struct{})
+			s.publications[digest] = own
+			s.mu.Unlock()
+			return func() {
+				s.mu.Lock()
+				delete(s.publications, digest)
+				s.mu.Unlock()
+				close(own)
+			}
+		}
+		s.mu.Unlock()
+		<-other // work on the drive alone
 	}
 }
 
