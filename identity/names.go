@@ -23,6 +23,7 @@ const (
 	PortMirror      = 7410
 	PortReport      = 7411
 	PortAgentAdmin  = 7412
+	PortDataAdmin   = 7416
 )
 
 // Default places on a node.

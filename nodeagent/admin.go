@@ -12,10 +12,16 @@ import (
 )
 
 func (a *Agent) adminOptions() admin.Options {
-	return admin.Options{
-		Node: a.node, Weights: a.weights, Manifest: a.manifest, Endpoints: a.poller.Snapshot, Tracker: a.tracker,
-		AllowInject: a.config.Health.AllowInject, Log: a.log,
+	o := admin.Options{Node: a.node, Log: a.log}
+	if a.runs(RoleData) {
+		o.Weights, o.Manifest = a.inside, a.manifest
+	} else {
+		o.Pass = admin.NewPass(a.config.Listen.DataSocket, a.log)
 	}
+	if a.runs(RoleControl) {
+		o.Endpoints, o.Tracker, o.AllowInject = a.poller.Snapshot, a.tracker, a.config.Health.AllowInject
+	}
+	return o
 }
 
 // manifest gives what a ref means on this node, without asking a source.

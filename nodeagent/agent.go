@@ -18,8 +18,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/hearth-dev/hearth/configfile"
+	"github.com/hearth-dev/hearth/dradriver/stock"
 	"github.com/hearth-dev/hearth/durable"
-	"github.com/hearth-dev/hearth/nodeagent/admin"
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
 	"github.com/hearth-dev/hearth/nodeagent/health"
 	"github.com/hearth-dev/hearth/nodeagent/local"
@@ -27,7 +28,6 @@ import (
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 	"github.com/hearth-dev/hearth/weightcache/hubmirror"
-	"github.com/hearth-dev/hearth/weightcache/source"
 )
 
 // stopLimit bounds the time from the end of Run's context to its return.
@@ -61,15 +61,25 @@ type Agent struct {
 	log     *slog.Logger
 	started time.Time
 
-	store     *weightcache.Store
-	puller    *weightcache.Puller
-	weights   *local.InProcess
-	mirror    *hubmirror.Mirror
-	keeper    *keeper
+	// The data role as the control role sees it: inside when this process runs
+	// it, else remote.
+	data   local.Data
+	cache  stock.Cache
+	kv     stock.KV
+	inside *local.InProcess
+	remote *local.Remote
+	// Of the data role, nil without it:
+	store  *weightcache.Store
+	puller *weightcache.Puller
+	space  *kvtier.Space
+	mirror *hubmirror.Mirror
+	keeper *keeper
+	// Of the control role, nil without it:
 	tracker   *health.Tracker
 	poller    *endpoints.Poller
 	publisher *report.Publisher
-	keep      []artifact.Ref
+
+	keep []artifact.Ref
 	// configured holds the refs of models and of endpoints.
 	configured map[artifact.Ref]bool
 	leftOut    atomic.Int64 // artifacts that the report has no room for
@@ -82,8 +92,8 @@ type Agent struct {
 	problems  map[string]string // by the room that has it
 }
 
-// New checks the configuration, takes the weights store (one process owns it)
-// and builds the rooms. It starts nothing; an Agent that is not run is ended
+// New checks the configuration, takes the stores of its roles (one process owns
+// each) and builds the rooms. It starts nothing; an Agent that is not run is ended
 // with Close.
 func New(config Config, opts Options) (*Agent, error) {
 	if err := config.Validate(); err != nil {
@@ -117,11 +127,8 @@ func New(config Config, opts Options) (*Agent, error) {
 			a.configured[ref] = true
 		}
 	}
-	if err := a.buildControl(); err != nil {
-		return nil, err
-	}
-	if err := a.buildData(); err != nil {
-		return nil, err
+	if err := a.build(); err != nil {
+		return nil, errors.Join(err, a.Close())
 	}
 	return a, nil
 }
@@ -166,56 +173,6 @@ func (a *Agent) buildControl() error {
 	return err
 }
 
-// buildData makes the weights store, its puller and the mirror.
-func (a *Agent) buildData() error {
-	w := a.config.Weights
-	var rules []weightcache.Rule
-	for _, s := range a.config.Sources {
-		var origin source.Source
-		var err error
-		if s.Type == SourceHub {
-			origin, err = source.NewHub(source.HubOptions{
-				Name: s.Name, URL: s.URL, TokenFile: s.TokenFile, Streams: w.Streams, UserAgent: "hearth/" + a.opts.Version,
-				DialContext: a.opts.DialContext, BodyTimeout: w.StallTimeout.Std(),
-			})
-		} else {
-			origin, err = source.NewDir(source.DirOptions{Name: s.Name, Root: s.Root})
-		}
-		if err != nil {
-			return fmt.Errorf("make source %s: %w", s.Name, err)
-		}
-		rules = append(rules, weightcache.Rule{Source: origin, Refs: s.Refs})
-	}
-	a.keeper = newKeeper(a.config, rules)
-	store, err := weightcache.Open(weightcache.Options{
-		Dir: w.Dir, ViewsDir: w.ViewsDir, Budget: w.Budget, KeepFree: w.KeepFree, Keep: a.keep, Log: a.log,
-		MayView: a.keeper.mayView,
-	})
-	if err != nil {
-		return err
-	}
-	scrub := w.ScrubEvery.Std()
-	if scrub == 0 {
-		scrub = -1
-	}
-	a.puller, err = weightcache.NewPuller(weightcache.PullerOptions{
-		Store: store, Sources: rules, Limiter: weightcache.NewLimiter(w.Rate), SegmentSize: w.SegmentSize, Streams: w.Streams,
-		StallTimeout: w.StallTimeout.Std(), ScrubEvery: scrub, ScrubRate: w.ScrubRate, Log: a.log,
-	})
-	if err != nil {
-		return errors.Join(err, store.Close())
-	}
-	a.store = store
-	a.weights = local.NewInProcess(store, a.puller)
-	a.mirror = hubmirror.New(hubmirror.Options{
-		Library: library{store: store, puller: a.puller}, Auth: a.authOptions(), Log: a.log,
-	})
-	return nil
-}
-
-// Close gives the weights store back. Run does it itself.
-func (a *Agent) Close() error { return a.store.Close() }
-
 // Ready is closed when every listener serves.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
 
@@ -231,20 +188,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	servers, err := a.listen(ctx)
 	if err != nil {
-		return errors.Join(err, a.store.Close())
+		return errors.Join(err, a.Close())
 	}
 	group, running := errgroup.WithContext(ctx)
 	left := parts{running: map[string]int{}}
 	start := func(name string, run func() error) { group.Go(func() error { return left.run(name, run) }) }
-	start("health", func() error { return a.tracker.Run(running) })
-	start("endpoints", func() error { return a.poller.Run(running) })
-	start("weights", func() error { return ending(running, a.puller.Run(running)) })
-	start("report", func() error { return a.reportState(running) })
-	start("views", func() error { return a.publishViews(running) })
-	start("access", func() error { return a.checkAccess(running) })
-	start("leases", func() error { return a.leaseServed(running) })
-	for _, ref := range a.keep {
-		start("keep", func() error { return a.keepReady(running, ref) })
+	if a.runs(RoleData) {
+		a.startData(running, start)
+	}
+	if a.runs(RoleControl) {
+		a.startControl(running, start)
 	}
 	for _, s := range servers {
 		start("servers", s.serve)
@@ -260,11 +213,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		stopAll(stopping, servers)
 		return nil
 	})
-	a.log.Info("agent is ready", slog.String("node", a.config.Node), slog.Uint64("epoch", a.publisher.Epoch()))
+	a.log.Info("agent is ready", slog.String("node", a.config.Node), slog.Any("roles", a.config.Roles), slog.Uint64("epoch", a.epoch()))
 	close(a.ready)
 	err = a.wait(ctx, group, &left)
 	a.log.Info("agent stopped")
-	return errors.Join(err, a.store.Close())
+	return errors.Join(err, a.Close())
 }
 
 // wait gives the group's error, or gives up on it stopLimit after ctx ended.
@@ -332,35 +285,4 @@ func (a *Agent) setProblem(room, text string) bool {
 		a.problems[room] = text
 	}
 	return text != before
-}
-
-// node is what the agent says of itself.
-func (a *Agent) node() admin.Node {
-	n := admin.Node{
-		Name: a.config.Node, Version: a.opts.Version, Roles: a.config.Roles, Epoch: a.publisher.Epoch(),
-		StartedAt: a.started.UTC(), Listeners: map[string]string{}, Space: a.space(),
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	maps.Copy(n.Listeners, a.listeners)
-	for _, text := range a.problems {
-		n.Problems = append(n.Problems, text)
-	}
-	slices.Sort(n.Problems)
-	return n
-}
-
-// space is the room of the weights store; 0 where it cannot be read.
-func (a *Agent) space() admin.Space {
-	usage, err := a.store.Usage()
-	if err != nil {
-		return admin.Space{}
-	}
-	free := usage.Free
-	capacity := usage.Total
-	if usage.Budget > 0 && usage.Budget < capacity {
-		capacity = usage.Budget
-		free = min(free, max(0, usage.Budget-usage.Used))
-	}
-	return admin.Space{Capacity: int64(capacity), Used: int64(usage.Used), Free: int64(free)}
 }

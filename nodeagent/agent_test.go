@@ -65,8 +65,17 @@ func newConfig(t *testing.T, origin string) nodeagent.Config {
 
 type running struct {
 	*nodeagent.Agent
-	client *admin.Client
-	stop   func()
+	client    *admin.Client
+	stop      func()
+	addresses map[string]string // where the agent is in another process
+}
+
+// Listeners are the agent's, wherever it runs.
+func (r running) Listeners() map[string]string {
+	if r.Agent == nil {
+		return r.addresses
+	}
+	return r.Agent.Listeners()
 }
 
 func run(t *testing.T, c nodeagent.Config) running {

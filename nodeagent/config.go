@@ -24,8 +24,8 @@ const Kind = "AgentConfig"
 
 // Roles of an agent.
 const (
-	RoleControl = "control" // endpoints, health, report
-	RoleData    = "data"    // weights and the mirror
+	RoleControl = "control" // endpoints, health, report, claims
+	RoleData    = "data"    // weights, the mirror and KV space
 )
 
 // Types of sources.
@@ -38,11 +38,13 @@ const (
 type Config struct {
 	// Node is the node's name, unique among the nodes a router knows.
 	Node string `yaml:"node"`
-	// Roles are RoleControl and RoleData; one process runs both.
+	// Roles are RoleControl, RoleData or both. A role that runs alone finds the
+	// other, in another process of the node, by Listen.DataSocket.
 	Roles     []string   `yaml:"roles"`
 	Listen    Listen     `yaml:"listen"`
 	TLS       TLS        `yaml:"tls"`
 	Weights   Weights    `yaml:"weights"`
+	KV        KV         `yaml:"kv"`
 	Access    Access     `yaml:"access"`
 	Sources   []Source   `yaml:"sources"`
 	Models    []string   `yaml:"models"` // refs that are kept Ready
@@ -58,6 +60,10 @@ type Listen struct {
 	Report string `yaml:"report"`
 	Admin  string `yaml:"admin"`
 	Socket string `yaml:"socket"` // path of the unix socket; empty turns it off
+	// DataSocket is where the data role serves the control role, and DataAdmin
+	// its own admin listener, where the two run apart.
+	DataSocket string `yaml:"dataSocket"`
+	DataAdmin  string `yaml:"dataAdmin"`
 	// Insecure allows plain text on addresses that are not loopback.
 	Insecure bool `yaml:"insecure"`
 }
@@ -129,13 +135,15 @@ func Default() Config {
 		Roles: []string{RoleControl, RoleData},
 		Listen: Listen{
 			Mirror: local(identity.PortMirror), Report: local(identity.PortReport), Admin: local(identity.PortAgentAdmin),
-			Socket: identity.RuntimeDir + "/agent.sock",
+			Socket:     identity.RuntimeDir + "/agent.sock",
+			DataSocket: identity.RuntimeDir + "/data.sock", DataAdmin: local(identity.PortDataAdmin),
 		},
 		Weights: Weights{
 			Dir: identity.StateDir + "/weights", SegmentSize: 16 * units.MiB, Streams: 8,
 			StallTimeout: units.Duration(30 * time.Second), ScrubEvery: units.Duration(7 * 24 * time.Hour),
 			ScrubRate: units.Rate(64 * units.MiB), KeepFree: units.GiB,
 		},
+		KV:     KV{Dir: identity.StateDir + "/kv"},
 		Access: defaultAccess(),
 		Health: Health{StateDir: identity.StateDir + "/health"},
 	}
@@ -146,8 +154,12 @@ func (c Config) Validate() error {
 	v := &configfile.Problems{}
 	v.Check(c.Node != "" && len(c.Node) <= 253 && !strings.ContainsAny(c.Node, "/ \t\n"), "node", "is %q, want this node's name (or --node NAME)", c.Node)
 	roles := slices.Compact(slices.Sorted(slices.Values(c.Roles)))
-	v.Check(slices.Equal(roles, []string{RoleControl, RoleData}), "roles", "are %q, want [control, data]: one process runs both", c.Roles)
+	known := func(role string) bool { return role == RoleControl || role == RoleData }
+	v.Check(len(roles) > 0 && len(roles) == len(c.Roles) && !slices.ContainsFunc(roles, func(r string) bool { return !known(r) }),
+		"roles", "are %q, want [control, data], or one of them where the other runs in another process", c.Roles)
+	v.Check(!c.apart() || c.Listen.DataSocket != "", "listen.dataSocket", "is empty, want the socket between the roles where they run apart")
 	c.Listen.validate(v, c.TLS)
+	c.KV.validate(v)
 	if c.TLS.set() {
 		v.Check(c.TLS.Cert != "" && c.TLS.Key != "" && c.TLS.CA != "", "tls", "wants all of cert, key and ca, or none")
 	}
@@ -177,7 +189,9 @@ func (c Config) Validate() error {
 }
 
 func (l Listen) validate(v *configfile.Problems, tls TLS) {
-	for _, a := range []struct{ field, addr string }{{"listen.mirror", l.Mirror}, {"listen.report", l.Report}, {"listen.admin", l.Admin}} {
+	for _, a := range []struct{ field, addr string }{
+		{"listen.mirror", l.Mirror}, {"listen.report", l.Report}, {"listen.admin", l.Admin}, {"listen.dataAdmin", l.DataAdmin},
+	} {
 		if a.addr == "" {
 			continue
 		}
@@ -188,9 +202,12 @@ func (l Listen) validate(v *configfile.Problems, tls TLS) {
 		}
 		v.Check(identity.IsLoopback(a.addr) || tls.set() || l.Insecure, a.field, "%q is not loopback: want tls.cert, tls.key and tls.ca, or listen.insecure: true", a.addr)
 	}
-	if l.Socket != "" {
-		v.Check(filepath.IsAbs(l.Socket) && len(l.Socket) <= identity.MaxSocketPath, "listen.socket", "is %q, want an absolute path of at most %d bytes", l.Socket, identity.MaxSocketPath)
+	for _, s := range []struct{ field, path string }{{"listen.socket", l.Socket}, {"listen.dataSocket", l.DataSocket}} {
+		if s.path != "" {
+			v.Check(filepath.IsAbs(s.path) && len(s.path) <= identity.MaxSocketPath, s.field, "is %q, want an absolute path of at most %d bytes", s.path, identity.MaxSocketPath)
+		}
 	}
+	v.Check(l.Socket == "" || l.Socket != l.DataSocket, "listen.dataSocket", "is %q, which is listen.socket: want another path", l.DataSocket)
 }
 
 func (w Weights) validate(v *configfile.Problems) {

@@ -69,17 +69,25 @@ func TestValidateNamesTheFieldAndWhatWouldBeRight(t *testing.T) {
 		change func(*nodeagent.Config)
 		want   string
 	}{
-		"no node":               {func(c *nodeagent.Config) { c.Node = "" }, "node: is"},
-		"one role":              {func(c *nodeagent.Config) { c.Roles = []string{"data"} }, "roles: are"},
-		"open plain text":       {func(c *nodeagent.Config) { c.Listen.Mirror = "0.0.0.0:7410" }, "listen.insecure: true"},
-		"a host name":           {func(c *nodeagent.Config) { c.Listen.Admin = "node-a:7412" }, "listen.admin"},
-		"no port":               {func(c *nodeagent.Config) { c.Listen.Report = "127.0.0.1" }, "listen.report"},
-		"a long socket path":    {func(c *nodeagent.Config) { c.Listen.Socket = "/" + strings.Repeat("x", 120) }, "listen.socket"},
-		"half a tls":            {func(c *nodeagent.Config) { c.TLS.Cert = "/c" }, "tls: wants all"},
-		"a small segment":       {func(c *nodeagent.Config) { c.Weights.SegmentSize = 1 }, "weights.segmentSize: is 1B, want 64KiB to 64MiB"},
-		"no streams":            {func(c *nodeagent.Config) { c.Weights.Streams = 0 }, "weights.streams"},
-		"a relative dir":        {func(c *nodeagent.Config) { c.Weights.Dir = "w" }, "weights.dir"},
-		"a source without refs": {func(c *nodeagent.Config) { c.Sources = []nodeagent.Source{{Name: "a", Type: "dir", Root: "/m"}} }, "sources[0].refs: is empty"},
+		"no node":         {func(c *nodeagent.Config) { c.Node = "" }, "node: is"},
+		"an unknown role": {func(c *nodeagent.Config) { c.Roles = []string{"data", "worker"} }, "roles: are"},
+		"no role":         {func(c *nodeagent.Config) { c.Roles = nil }, "roles: are"},
+		"a role twice":    {func(c *nodeagent.Config) { c.Roles = []string{"data", "data"} }, "roles: are"},
+		"a role without a way to the other": {func(c *nodeagent.Config) {
+			c.Roles, c.Listen.DataSocket = []string{"data"}, ""
+		}, "listen.dataSocket: is empty"},
+		"one socket for two":        {func(c *nodeagent.Config) { c.Listen.DataSocket = c.Listen.Socket }, "listen.dataSocket: is"},
+		"a relative KV dir":         {func(c *nodeagent.Config) { c.KV.Dir = "kv" }, "kv.dir"},
+		"more for one than for all": {func(c *nodeagent.Config) { c.KV.NamespaceNVMe = 1 }, "kv.namespaceNVMe: is 1B, want at most kv.nvme, 0B"},
+		"open plain text":           {func(c *nodeagent.Config) { c.Listen.Mirror = "0.0.0.0:7410" }, "listen.insecure: true"},
+		"a host name":               {func(c *nodeagent.Config) { c.Listen.Admin = "node-a:7412" }, "listen.admin"},
+		"no port":                   {func(c *nodeagent.Config) { c.Listen.Report = "127.0.0.1" }, "listen.report"},
+		"a long socket path":        {func(c *nodeagent.Config) { c.Listen.Socket = "/" + strings.Repeat("x", 120) }, "listen.socket"},
+		"half a tls":                {func(c *nodeagent.Config) { c.TLS.Cert = "/c" }, "tls: wants all"},
+		"a small segment":           {func(c *nodeagent.Config) { c.Weights.SegmentSize = 1 }, "weights.segmentSize: is 1B, want 64KiB to 64MiB"},
+		"no streams":                {func(c *nodeagent.Config) { c.Weights.Streams = 0 }, "weights.streams"},
+		"a relative dir":            {func(c *nodeagent.Config) { c.Weights.Dir = "w" }, "weights.dir"},
+		"a source without refs":     {func(c *nodeagent.Config) { c.Sources = []nodeagent.Source{{Name: "a", Type: "dir", Root: "/m"}} }, "sources[0].refs: is empty"},
 		"an unknown source": {func(c *nodeagent.Config) {
 			c.Sources = []nodeagent.Source{{Name: "a", Type: "ftp", Refs: []string{"*"}}}
 		}, "sources[0].type"},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
+	"github.com/hearth-dev/hearth/nodeagent/local"
 	"github.com/hearth-dev/hearth/nodeagent/report"
 	"github.com/hearth-dev/hearth/weightcache/hubmirror"
 )
@@ -43,30 +44,39 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		a.log.Error("certificates not reloaded", slog.Any("error", err))
 	}}
 	l := a.config.Listen
-	if l.Socket != "" {
+	if a.runs(RoleData) && a.config.apart() {
+		s, err := a.listenData(ctx)
+		if err != nil {
+			return servers, err
+		}
+		servers = append(servers, s)
+	}
+	if l.Socket != "" && a.runs(RoleControl) {
 		listener, err := identity.ListenSocket(ctx, l.Socket)
 		if err != nil {
 			return servers, err
 		}
 		servers = append(servers, a.http("socket", listener, &http.Server{Handler: identity.BodyWithin(admin.NewSocket(a.adminOptions()), bodyWithin)}))
 	}
-	if l.Mirror != "" {
+	if l.Mirror != "" && a.runs(RoleData) {
 		listener, err := a.listenTCP(ctx, "mirror", l.Mirror, files, identity.OpenTLS)
 		if err != nil {
 			return servers, err
 		}
 		servers = append(servers, a.http("mirror", listener, hubmirror.NewServer(a.mirror)))
 	}
-	if l.Admin != "" {
-		listener, err := a.listenTCP(ctx, "admin", l.Admin, files, func(f identity.Files) (*tls.Config, error) {
-			return identity.ServerTLS(f, identity.RoleClient, identity.RoleRouter)
-		})
+	name, addr := "admin", l.Admin
+	if !a.runs(RoleControl) {
+		name, addr = "dataAdmin", l.DataAdmin
+	}
+	if addr != "" {
+		listener, err := a.listenTCP(ctx, name, addr, files, identity.OpenTLS)
 		if err != nil {
 			return servers, err
 		}
-		servers = append(servers, a.http("admin", listener, &http.Server{Handler: identity.BodyWithin(a.adminHandler(), bodyWithin)}))
+		servers = append(servers, a.http(name, listener, &http.Server{Handler: identity.BodyWithin(identity.ForRoles(a.adminHandler(), identity.RoleClient, identity.RoleRouter), bodyWithin)}))
 	}
-	if l.Report != "" {
+	if l.Report != "" && a.runs(RoleControl) {
 		s, err := a.listenReport(ctx, l.Report, files)
 		if err != nil {
 			return servers, err
@@ -74,6 +84,22 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		servers = append(servers, s)
 	}
 	return servers, nil
+}
+
+// listenData binds the data role's socket: the control role's calls, and those
+// of the admin API that it passes on.
+func (a *Agent) listenData(ctx context.Context) (server, error) {
+	listener, err := identity.ListenSocket(ctx, a.config.Listen.DataSocket)
+	if err != nil {
+		return server{}, err
+	}
+	mux := http.NewServeMux()
+	calls := local.NewHandler(local.HandlerOptions{Data: a.inside, Problems: a.problemTexts, Log: a.log})
+	mux.Handle(local.Prefix, calls)
+	mux.Handle("/", admin.NewSocket(a.adminOptions()))
+	s := &http.Server{Handler: identity.BodyWithin(mux, bodyWithin)}
+	s.RegisterOnShutdown(calls.End)
+	return a.http("dataSocket", listener, s), nil
 }
 
 // listenTCP binds an address: plain on loopback or where the configuration

@@ -44,12 +44,13 @@ var (
 	descXID         = desc("device_xid_events_total", "XIDs a device reported.", "device", "xid")
 	descLeftOut     = desc("report_left_out_artifacts", "Artifacts that the report has no room for.")
 	descSeq         = desc("report_sequence", "Changes of the report since the agent started.")
+	descDataUp      = desc("data_role_up", "1 where the data role answers the control role.")
 )
 
 var allDescs = []*prometheus.Desc{
 	descInfo, descModelState, descModelSize, descModelHere, descSpace, descOrigin, descRanges, descRetries, descRefused, descMismatches,
 	descStalls, descDamaged, descMirror, descMirrorWho, descMirrorNo, descMirrorTrick, descMirrorBytes, descMirrorNow, descMirrorCut, descMirrorAsked, descReachable, descRunning,
-	descUsage, descHealth, descCondition, descXID, descLeftOut, descSeq,
+	descUsage, descHealth, descCondition, descXID, descLeftOut, descSeq, descDataUp,
 }
 
 // metrics reads the rooms when somebody asks.
@@ -78,9 +79,18 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
 	gauge(descInfo, 1, a.config.Node, a.opts.Version)
-	gauge(descLeftOut, float64(a.leftOut.Load()))
-	gauge(descSeq, float64(a.publisher.Seq()))
-	m.weights(gauge, counter)
+	if a.runs(RoleData) {
+		m.weights(gauge, counter)
+		m.mirror(gauge, counter)
+	}
+	if a.runs(RoleControl) {
+		m.control(gauge, counter)
+	}
+}
+
+// mirror tells of the mirror.
+func (m metrics) mirror(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, int64, ...string)) {
+	a := m.agent
 	s := a.mirror.Stats()
 	for route, n := range s.Requests {
 		counter(descMirror, n, route)
@@ -97,6 +107,16 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	counter(descMirrorAsked, a.mirror.AuthStats().Asked)
 	gauge(descMirrorNow, float64(s.Streams), "writing")
 	gauge(descMirrorNow, float64(s.Waiting), "waiting")
+}
+
+// control tells of the report, the engines, the devices, and whether the data
+// role answers.
+func (m metrics) control(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, int64, ...string)) {
+	a := m.agent
+	gauge(descLeftOut, float64(a.leftOut.Load()))
+	gauge(descSeq, float64(a.publisher.Seq()))
+	_, up := a.data.Snapshot()
+	gauge(descDataUp, number(up))
 	for _, e := range a.poller.Snapshot() {
 		gauge(descReachable, number(e.Reachable), e.Name, e.Pool)
 		gauge(descRunning, float64(e.Load.Running), e.Name, "running")
@@ -117,7 +137,8 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m metrics) weights(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, int64, ...string)) {
-	list, _ := m.agent.toReport(m.agent.weights.Snapshot())
+	state, _ := m.agent.data.Snapshot()
+	list, _ := m.agent.toReport(state.Models)
 	for _, s := range list {
 		ref := s.Ref.String()
 		for state := range artifactStates {
@@ -126,7 +147,7 @@ func (m metrics) weights(gauge func(*prometheus.Desc, float64, ...string), count
 		gauge(descModelSize, float64(s.Size), ref)
 		gauge(descModelHere, float64(s.Present), ref)
 	}
-	space := m.agent.space()
+	space := state.Space
 	gauge(descSpace, float64(space.Capacity), "capacity")
 	gauge(descSpace, float64(space.Used), "used")
 	gauge(descSpace, float64(space.Free), "free")

@@ -3,64 +3,88 @@ package nodeagent
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
+	"time"
 
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
-// served is the lease that an endpoint holds on the artifact its engine reads.
-type served struct {
-	digest  artifact.Digest
-	release func()
-}
+// lendAgain is the pause before leases that could not be had are asked for again.
+const lendAgain = time.Second
 
-// leaseServed holds a lease for every configured endpoint that names a ref, so
+// lendServed has every configured endpoint that names a ref hold a lease, so
 // that nothing removes or evicts what an engine reads. It compares and acts on
-// each change of the store; where a ref moved to another artifact the lease
-// follows it once that one is Ready.
-func (a *Agent) leaseServed(ctx context.Context) error {
-	refs := map[string]artifact.Ref{} // by endpoint
+// each change of the store, and anew where the data role has started again;
+// where a ref moved to another artifact the lease follows it once that one is
+// Ready.
+func (a *Agent) lendServed(ctx context.Context) error {
+	refs := map[string]artifact.Ref{} // by holder
 	for _, e := range a.config.Endpoints {
 		if ref, err := artifact.ParseRef(e.Ref); e.Ref != "" && err == nil {
-			refs[e.Name] = ref
+			refs["endpoint "+e.Name] = ref
 		}
 	}
-	if len(refs) == 0 {
+	if len(refs) == 0 && a.remote == nil {
 		return nil
 	}
-	changed, unsubscribe := a.weights.Subscribe()
+	changed, unsubscribe := a.data.Subscribe()
 	defer unsubscribe()
-	held := map[string]served{}
-	defer func() {
-		for _, s := range held {
-			s.release()
-		}
-	}()
+	again := time.NewTimer(0)
+	defer again.Stop()
+	held := map[string]artifact.Digest{} // by holder
+	settled, epoch := false, int64(0)    // held is what the data role of that epoch has
 	for {
-		known := map[artifact.Ref]weightcache.Status{}
-		for _, s := range a.weights.Snapshot() {
-			known[s.Ref] = s
-		}
-		for name, ref := range refs {
-			digest, before := known[ref].Digest, held[name].digest
-			if digest.IsZero() || digest == before || !before.IsZero() && known[ref].State != weightcache.Ready {
-				continue
-			}
-			release, err := a.weights.Acquire(ctx, digest, "endpoint "+name)
-			if err != nil {
-				// Not known to the store yet; it signals again when it is.
-				a.log.Debug("artifact of endpoint not leased yet", slog.String("endpoint", name), slog.Any("error", err))
-				continue
-			}
-			if old := held[name].release; old != nil {
-				old()
-			}
-			held[name] = served{digest: digest, release: release}
-		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
+		case <-again.C:
+		}
+		state, ok := a.data.Snapshot()
+		if !ok {
+			continue // it signals when it answers
+		}
+		want := wanted(refs, held, state.Models)
+		if settled && epoch == state.Epoch && maps.Equal(want, held) {
+			continue
+		}
+		missing, err := a.data.Lend(ctx, want)
+		if err != nil {
+			a.log.Warn("artifacts of endpoints not leased, trying again", slog.Any("error", err))
+			settled = false
+			again.Reset(lendAgain)
+			continue
+		}
+		settled, epoch = true, state.Epoch
+		for holder, digest := range want {
+			if !slices.Contains(missing, holder) {
+				held[holder] = digest
+				continue
+			}
+			if held[holder] == digest {
+				delete(held, holder) // it was lost with the store that had it
+			}
+			// Not known to the store yet; it signals again when it is.
+			a.log.Debug("artifact of endpoint not leased yet", slog.String("endpoint", holder))
 		}
 	}
+}
+
+// wanted gives what each holder is to hold: what its ref means, once that is
+// Ready or it holds nothing yet.
+func wanted(refs map[string]artifact.Ref, held map[string]artifact.Digest, models []weightcache.Status) map[string]artifact.Digest {
+	known := map[artifact.Ref]weightcache.Status{}
+	for _, s := range models {
+		known[s.Ref] = s
+	}
+	want := maps.Clone(held)
+	for holder, ref := range refs {
+		s := known[ref]
+		if !s.Digest.IsZero() && (held[holder].IsZero() || s.State == weightcache.Ready) {
+			want[holder] = s.Digest
+		}
+	}
+	return want
 }

@@ -33,7 +33,7 @@ const (
 // reportState carries the rooms' snapshots to the publisher: devices and
 // endpoints at once, artifacts at most every artifactsEvery.
 func (a *Agent) reportState(ctx context.Context) error {
-	weights, endWeights := a.weights.Subscribe()
+	weights, endWeights := a.data.Subscribe()
 	defer endWeights()
 	devices, endDevices := a.tracker.Subscribe()
 	defer endDevices()
@@ -63,7 +63,8 @@ func (a *Agent) reportState(ctx context.Context) error {
 			}
 		case <-artifacts.C:
 			pending = false
-			a.publishArtifacts(a.weights.Snapshot())
+			state, _ := a.data.Snapshot() // the last one known, where the data role is away
+			a.publishArtifacts(state.Models)
 			a.publishSpace()
 		case <-space.C:
 			a.publishSpace()
@@ -131,8 +132,9 @@ func (a *Agent) toReport(statuses []weightcache.Status) (list []weightcache.Stat
 }
 
 func (a *Agent) publishSpace() {
-	s := a.space()
-	a.publish("space", a.publisher.SetSpace(&report.Space{CapacityBytes: s.Capacity, UsedBytes: s.Used, FreeBytes: s.Free}))
+	state, _ := a.data.Snapshot()
+	s := state.Space
+	a.publish("space", a.publisher.SetSpace(&report.Space{CapacityBytes: int64(s.Capacity), UsedBytes: int64(s.Used), FreeBytes: int64(s.Free)}))
 }
 
 // publish notes what the publisher refused; the state before it stands.

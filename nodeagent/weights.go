@@ -17,7 +17,7 @@ const (
 
 // keepReady makes a configured model Ready, and again whenever it is not.
 func (a *Agent) keepReady(ctx context.Context, ref artifact.Ref) error {
-	changed, unsubscribe := a.weights.Subscribe()
+	changed, unsubscribe := a.inside.Subscribe()
 	defer unsubscribe()
 	room := "model " + ref.String()
 	pause := keepFirst
@@ -33,7 +33,7 @@ func (a *Agent) keepReady(ctx context.Context, ref artifact.Ref) error {
 			}
 			continue
 		}
-		_, err := a.weights.Ensure(ctx, ref, false)
+		_, err := a.inside.Ensure(ctx, ref, false)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -58,13 +58,13 @@ func (a *Agent) keepReady(ctx context.Context, ref artifact.Ref) error {
 // whoever asked for it, save those that their source restricts and no grant
 // opens to every program of the node.
 func (a *Agent) publishViews(ctx context.Context) error {
-	changed, unsubscribe := a.weights.Subscribe()
+	changed, unsubscribe := a.inside.Subscribe()
 	defer unsubscribe()
 	again := time.NewTicker(time.Minute)
 	defer again.Stop()
 	for {
 		failed := ""
-		for _, s := range a.weights.Snapshot() {
+		for _, s := range a.inside.Models() {
 			want := 1 // a flat one, and for hub refs a hub cache
 			if s.Ref.Scheme == artifact.SchemeHub {
 				want = 2
@@ -72,7 +72,7 @@ func (a *Agent) publishViews(ctx context.Context) error {
 			if s.State != weightcache.Ready || s.ViewsWithheld || len(s.Views) >= want {
 				continue
 			}
-			if err := a.weights.PublishViews(s.Ref); err != nil {
+			if err := a.inside.PublishViews(s.Ref); err != nil {
 				failed = err.Error()
 			}
 		}

@@ -46,6 +46,10 @@ func newOptions(t *testing.T) (opts Options, good artifact.Ref) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	inside, err := local.NewInProcess(local.Options{Store: store, Puller: puller})
+	if err != nil {
+		t.Fatal(err)
+	}
 	table, err := health.BuiltIn()
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +69,7 @@ func newOptions(t *testing.T) (opts Options, good artifact.Ref) {
 		}
 	})
 	return Options{
-		Node: func() Node { return Node{Name: "node-a"} }, Weights: local.NewInProcess(store, puller),
+		Node: func() Node { return Node{Name: "node-a"} }, Weights: inside,
 		Manifest: func(artifact.Ref) (*artifact.Manifest, bool) { return nil, false },
 		Endpoints: func() []endpoints.State {
 			return []endpoints.State{{Endpoint: endpoints.Endpoint{Name: "b"}}, {Endpoint: endpoints.Endpoint{Name: "a"}}}
@@ -177,15 +181,18 @@ func TestLeasesShowHoldersAndForbidRemoval(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, holder := range []string{"claim-b", "claim-a"} {
-		release, err := opts.Weights.Acquire(ctx, digest, holder)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer release()
+	inside, ok := opts.Weights.(*local.InProcess)
+	if !ok {
+		t.Fatalf("weights are a %T", opts.Weights)
+	}
+	if _, err := inside.Lend(ctx, map[string]artifact.Digest{"endpoint b": digest}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inside.Cache().Hold(ctx, digest, "a"); err != nil {
+		t.Fatal(err)
 	}
 	held, err := get[leaseList](ctx, client, "/v1/leases")
-	if leases := held.Leases; err != nil || fmt.Sprint(leases) != fmt.Sprint([]Lease{{Digest: model.Digest, Ref: ref.String(), Holders: []string{"claim-a", "claim-b"}}}) {
+	if leases := held.Leases; err != nil || fmt.Sprint(leases) != fmt.Sprint([]Lease{{Digest: model.Digest, Ref: ref.String(), Holders: []string{"claim a", "endpoint b"}}}) {
 		t.Errorf("leases are %v, %v", leases, err)
 	}
 	var e *Error

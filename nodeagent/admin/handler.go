@@ -30,19 +30,39 @@ const (
 type Options struct {
 	// Node gives what the agent says of itself.
 	Node func() Node
-	// Weights is the data role.
-	Weights local.Weights
+	// Weights is the weight cache; nil where the data role runs apart.
+	Weights Weights
+	// Pass takes the calls about models and leases where Weights is nil.
+	Pass http.Handler
 	// Manifest gives the manifest of a ref that is known on this node; the
 	// bool is false where it is not. It never asks a source.
 	Manifest func(ref artifact.Ref) (*artifact.Manifest, bool)
-	// Endpoints gives the local engines.
+	// Endpoints gives the local engines; nil where the control role runs apart.
 	Endpoints func() []endpoints.State
-	// Tracker keeps the devices.
+	// Tracker keeps the devices; nil where the control role runs apart.
 	Tracker *health.Tracker
 	// AllowInject takes facts from the socket.
 	AllowInject bool
 	// Log receives changing calls; nil discards.
 	Log *slog.Logger
+}
+
+// Weights is what the handlers ask of the weight cache.
+type Weights interface {
+	// Models is the state of every ref, by ref.
+	Models() []weightcache.Status
+	// Subscribe gives a channel that holds a signal after Models changed, and
+	// the func that ends the subscription.
+	Subscribe() (changed <-chan struct{}, cancel func())
+	// Ensure waits until a ref is Ready and its views stand; refresh asks its
+	// source again first.
+	Ensure(ctx context.Context, ref artifact.Ref, refresh bool) (*artifact.Manifest, error)
+	// Remove drops a ref; weightcache.ErrLeased where a lease forbids it.
+	Remove(ctx context.Context, ref artifact.Ref) error
+	// Verify reads every file of an artifact again.
+	Verify(ctx context.Context, ref artifact.Ref) (weightcache.VerifyResult, error)
+	// Leases lists who holds what, by digest and holder.
+	Leases() []local.Lease
 }
 
 // api is the handlers over Options.
@@ -74,9 +94,9 @@ func NewSocket(opts Options) http.Handler {
 	a := newAPI(opts)
 	mux := http.NewServeMux()
 	a.reads(mux)
-	mux.HandleFunc("POST /v1/models/pull", a.changing(a.pull))
-	mux.HandleFunc("POST /v1/models/rm", a.changing(a.remove))
-	mux.HandleFunc("POST /v1/models/verify", a.changing(a.verify))
+	mux.Handle("POST /v1/models/pull", a.ofWeights(a.changing(a.pull)))
+	mux.Handle("POST /v1/models/rm", a.ofWeights(a.changing(a.remove)))
+	mux.Handle("POST /v1/models/verify", a.ofWeights(a.changing(a.verify)))
 	mux.HandleFunc("POST /v1/inject", a.changing(a.inject))
 	mux.HandleFunc("/", unknownCall)
 	return mux
@@ -91,13 +111,25 @@ func newAPI(opts Options) *api {
 
 func (a *api) reads(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/node", func(w http.ResponseWriter, _ *http.Request) { answer(w, a.opts.Node()) })
-	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) { answer(w, modelList{Models: a.models()}) })
-	mux.HandleFunc("GET /v1/models/show", a.show)
+	mux.Handle("GET /v1/models", a.ofWeights(func(w http.ResponseWriter, _ *http.Request) { answer(w, modelList{Models: a.models()}) }))
+	mux.Handle("GET /v1/models/show", a.ofWeights(a.show))
 	mux.HandleFunc("GET /v1/endpoints", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, endpointList{Endpoints: endpointsOf(a.opts.Endpoints())})
+		list := []Endpoint{}
+		if a.opts.Endpoints != nil {
+			list = endpointsOf(a.opts.Endpoints())
+		}
+		answer(w, endpointList{Endpoints: list})
 	})
 	mux.HandleFunc("GET /v1/devices", func(w http.ResponseWriter, _ *http.Request) { answer(w, deviceList{Devices: a.devices()}) })
-	mux.HandleFunc("GET /v1/leases", func(w http.ResponseWriter, _ *http.Request) { answer(w, leaseList{Leases: a.leases()}) })
+	mux.Handle("GET /v1/leases", a.ofWeights(func(w http.ResponseWriter, _ *http.Request) { answer(w, leaseList{Leases: a.leases()}) }))
+}
+
+// ofWeights is a call about weights: this process answers it where it has them.
+func (a *api) ofWeights(call http.HandlerFunc) http.Handler {
+	if a.opts.Weights == nil {
+		return a.opts.Pass
+	}
+	return call
 }
 
 func unknownCall(w http.ResponseWriter, r *http.Request) {
@@ -132,7 +164,7 @@ func (a *api) changing(do http.HandlerFunc) http.HandlerFunc {
 }
 
 func (a *api) models() []Model {
-	statuses := a.opts.Weights.Snapshot()
+	statuses := a.opts.Weights.Models()
 	list := make([]Model, 0, len(statuses))
 	for _, s := range statuses {
 		list = append(list, modelOf(s))
@@ -141,7 +173,7 @@ func (a *api) models() []Model {
 }
 
 func (a *api) model(ref artifact.Ref) (Model, bool) {
-	for _, s := range a.opts.Weights.Snapshot() {
+	for _, s := range a.opts.Weights.Models() {
 		if s.Ref == ref {
 			return modelOf(s), true
 		}
@@ -169,6 +201,9 @@ func (a *api) show(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) devices() []Device {
+	if a.opts.Tracker == nil {
+		return []Device{}
+	}
 	counts := a.opts.Tracker.Counts()
 	list := []Device{}
 	for _, s := range a.opts.Tracker.Snapshot() {
@@ -182,7 +217,7 @@ func (a *api) devices() []Device {
 
 func (a *api) leases() []Lease {
 	refs := map[artifact.Digest]string{}
-	for _, s := range a.opts.Weights.Snapshot() {
+	for _, s := range a.opts.Weights.Models() {
 		refs[s.Digest] = s.Ref.String()
 	}
 	list := []Lease{}
@@ -223,7 +258,7 @@ func (a *api) verify(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) inject(w http.ResponseWriter, r *http.Request) {
-	if !a.opts.AllowInject {
+	if !a.opts.AllowInject || a.opts.Tracker == nil {
 		fail(w, &Error{
 			Code: CodeInjectDisabled, Status: http.StatusForbidden, Message: "this agent takes no injected facts",
 			Hint: "set health.allowInject: true in the agent's configuration, on test nodes only",

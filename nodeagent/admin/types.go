@@ -156,6 +156,7 @@ const (
 	CodeNoSpace        = "no_space"
 	CodeSourceFailed   = "source_failed"
 	CodeBusy           = "busy"
+	CodeUnavailable    = "unavailable"
 	CodeInternal       = "internal"
 )
 

@@ -1,145 +1,106 @@
-// Package local is the seam between the two roles of an agent: the control
-// role asks here for weights, which the data role keeps. InProcess joins them
-// inside one process; every implementation passes the suite in localtest. The
-// package moves no byte and decides nothing about what is cached.
+// Package local is the seam between the two roles of an agent: what the
+// control role asks of the data role, which keeps weights and KV space.
+// InProcess joins them inside one process, Remote over a unix socket
+// (PROTOCOL.md); both pass the suites in localtest and in dradriver/stock. The
+// package moves no byte of a model and decides nothing about what is cached.
 package local
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"maps"
-	"slices"
 	"sync"
 
+	"github.com/hearth-dev/hearth/dradriver/stock"
+	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
-// Weights is what the control role asks of the data role. Implementations are
-// safe for concurrent use; errors wrap those of package weightcache.
-type Weights interface {
-	// Snapshot is the state of every ref, by ref.
-	Snapshot() []weightcache.Status
+// Data is the data role as the control role sees it. Implementations are safe
+// for concurrent use.
+type Data interface {
+	// Snapshot is the state as last known; ok is false where the data role has
+	// not told any yet or cannot be reached, and then the state is the last one.
+	Snapshot() (state State, ok bool)
 	// Subscribe gives a channel that holds a signal after Snapshot changed, and
 	// the func that ends the subscription.
 	Subscribe() (changed <-chan struct{}, cancel func())
-	// Ensure waits until a ref is Ready and engines can read its views, where it
-	// may have any; refresh asks its source again first.
-	Ensure(ctx context.Context, ref artifact.Ref, refresh bool) (*artifact.Manifest, error)
-	// Remove drops a ref; ErrLeased where a lease forbids it.
-	Remove(ctx context.Context, ref artifact.Ref) error
-	// Verify reads every file of an artifact again.
-	Verify(ctx context.Context, ref artifact.Ref) (weightcache.VerifyResult, error)
-	// Acquire forbids removal of an artifact that the store knows until the
-	// release func is called; more than one call of it is harmless.
-	Acquire(ctx context.Context, digest artifact.Digest, holder string) (release func(), err error)
-	// Leases lists what Acquire gave and nobody released, by digest and holder.
-	Leases() []Lease
+	// Lend sets what is leased, by holder, in place of what the last Lend set; a
+	// holder named before keeps its lease until its new artifact is leased. The
+	// leases stand until the next Lend, whether or not the caller lives, and end
+	// with the data role: a new Epoch in the state asks for them again. missing
+	// are the holders whose artifact the store does not know. Errors wrap
+	// stock.ErrUnavailable.
+	Lend(ctx context.Context, holders map[string]artifact.Digest) (missing []string, err error)
+	// Cache is the weight cache as claims see it, KV the KV space.
+	Cache() stock.Cache
+	KV() stock.KV
+}
+
+// State is what the data role says of itself. It is never changed after it was
+// given out.
+type State struct {
+	// Epoch is another one after each start of the data role.
+	Epoch int64
+	// Models is the state of every ref, by ref.
+	Models []weightcache.Status
+	// Space is that of the weights store; 0 where it cannot be read.
+	Space Space
+	// Problems are texts for people; empty where both roles are one process,
+	// which has them already.
+	Problems []string
+}
+
+// Space is the room of the weights store, in bytes.
+type Space struct {
+	Capacity units.Bytes `json:"capacity"` // budget, or the drive's size
+	Used     units.Bytes `json:"used"`
+	Free     units.Bytes `json:"free"`
 }
 
 // Lease says that a holder forbids the removal of an artifact.
 type Lease struct {
 	Digest artifact.Digest
-	Holder string // the claim, or whoever asked
+	Holder string // "endpoint NAME", "claim UID", or whoever asked
 }
 
-// InProcess is Weights over a store and a puller of the same process.
-type InProcess struct {
-	store  *weightcache.Store
-	puller *weightcache.Puller
-
-	mu     sync.Mutex
-	leases map[*weightcache.Lease]Lease
+// signals wakes subscribers; the zero value is ready.
+type signals struct {
+	mu       sync.Mutex
+	watchers map[chan struct{}]bool
 }
 
-var _ Weights = (*InProcess)(nil)
-
-// NewInProcess joins the roles over a store and its puller.
-func NewInProcess(store *weightcache.Store, puller *weightcache.Puller) *InProcess {
-	return &InProcess{store: store, puller: puller, leases: map[*weightcache.Lease]Lease{}}
-}
-
-// Snapshot implements Weights.
-func (w *InProcess) Snapshot() []weightcache.Status { return w.puller.List() }
-
-// Subscribe implements Weights.
-func (w *InProcess) Subscribe() (<-chan struct{}, func()) { return w.puller.Subscribe() }
-
-// Ensure implements Weights. The views stand when it returns.
-func (w *InProcess) Ensure(ctx context.Context, ref artifact.Ref, refresh bool) (*artifact.Manifest, error) {
-	m, err := w.puller.Ensure(ctx, ref, weightcache.EnsureOptions{Refresh: refresh})
-	if err != nil {
-		return nil, err
+func (s *signals) subscribe() (changed <-chan struct{}, cancel func()) {
+	ch := make(chan struct{}, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watchers == nil {
+		s.watchers = map[chan struct{}]bool{}
 	}
-	if err := w.publish(m); err != nil {
-		return nil, err
+	s.watchers[ch] = true
+	return ch, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watchers, ch)
 	}
-	return m, nil
 }
 
-// PublishViews gives a Ready artifact its directories; it is harmless where
-// they stand, or where the artifact is restricted and has none.
-func (w *InProcess) PublishViews(ref artifact.Ref) error {
-	for _, m := range w.store.Manifests() {
-		if m.Ref == ref {
-			return w.publish(m)
+func (s *signals) notify() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ch := range s.watchers {
+		select {
+		case ch <- struct{}{}:
+		default:
 		}
 	}
-	return fmt.Errorf("publish views of %s: %w", ref, weightcache.ErrUnknown)
 }
 
-func (w *InProcess) publish(m *artifact.Manifest) error {
-	if _, err := w.store.FlatView(m.Digest); err != nil && !errors.Is(err, weightcache.ErrRestricted) {
-		return fmt.Errorf("publish views of %s: %w", m.Ref, err)
-	}
-	if m.Ref.Scheme != artifact.SchemeHub {
-		return nil
-	}
-	if _, err := w.store.HubView(m); err != nil && !errors.Is(err, weightcache.ErrRestricted) {
-		return fmt.Errorf("publish views of %s: %w", m.Ref, err)
-	}
-	return nil
+// known is an error with its own text that is also one of the sentinels of
+// package stock.
+type known struct {
+	err      error
+	sentinel error
 }
 
-// Remove implements Weights.
-func (w *InProcess) Remove(ctx context.Context, ref artifact.Ref) error {
-	return w.puller.Remove(ctx, ref)
-}
-
-// Verify implements Weights.
-func (w *InProcess) Verify(ctx context.Context, ref artifact.Ref) (weightcache.VerifyResult, error) {
-	return w.puller.Verify(ctx, ref)
-}
-
-// Acquire implements Weights.
-func (w *InProcess) Acquire(ctx context.Context, digest artifact.Digest, holder string) (func(), error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("acquire artifact: %w", err)
-	}
-	lease, err := w.store.AcquireFor(digest, holder)
-	if err != nil {
-		return nil, fmt.Errorf("acquire artifact: %w", err)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.leases[lease] = Lease{Digest: digest, Holder: holder}
-	return func() {
-		w.mu.Lock()
-		delete(w.leases, lease)
-		w.mu.Unlock()
-		lease.Release()
-	}, nil
-}
-
-// Leases implements Weights.
-func (w *InProcess) Leases() []Lease {
-	w.mu.Lock()
-	list := slices.Collect(maps.Values(w.leases))
-	w.mu.Unlock()
-	slices.SortFunc(list, func(a, b Lease) int {
-		return cmp.Or(slices.Compare(a.Digest[:], b.Digest[:]), cmp.Compare(a.Holder, b.Holder))
-	})
-	return list
-}
+func (k known) Error() string   { return k.err.Error() }
+func (k known) Unwrap() []error { return []error{k.err, k.sentinel} }

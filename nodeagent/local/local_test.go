@@ -1,49 +1,81 @@
 package local_test
 
 import (
-	"context"
-	"errors"
-	"path/filepath"
 	"testing"
 
-	"github.com/hearth-dev/hearth/nodeagent/local"
+	"github.com/hearth-dev/hearth/dradriver/stock"
+	"github.com/hearth-dev/hearth/dradriver/stock/stocktest"
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent/local/localtest"
-	"github.com/hearth-dev/hearth/test/sim/hub"
 	"github.com/hearth-dev/hearth/units"
-	"github.com/hearth-dev/hearth/weightcache"
-	"github.com/hearth-dev/hearth/weightcache/artifact"
-	"github.com/hearth-dev/hearth/weightcache/source"
 )
 
-func TestTheRolesInOneProcessPassTheSuite(t *testing.T) {
+// ways are the two implementations.
+var ways = map[string]bool{"InOneProcess": false, "OverASocket": true}
+
+func TestTheDataRoleKeepsWhatTheControlRoleIsPromised(t *testing.T) {
 	t.Parallel()
-	root := t.TempDir()
-	model := filepath.Join(root, "models", "tiny")
-	if err := hub.WriteModel(model, hub.ModelOptions{Size: units.MiB, Shards: 2, Seed: 1}); err != nil {
-		t.Fatal(err)
+	for name, apart := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, url := newOrigin(t)
+			n := newNode(t, url, apart, nil)
+			localtest.Data(t, localtest.Rig{
+				Data: n.data, Good: n.warm("warm"), Remove: n.remove, Leases: func() []string { return holders(n.inside.Leases()) },
+				Warm: func() { n.warm("cold") },
+			})
+		})
 	}
-	origin, err := source.NewDir(source.DirOptions{Name: "folder", Root: filepath.Join(root, "models")})
-	if err != nil {
-		t.Fatal(err)
+}
+
+func TestTheWeightCacheKeepsWhatClaimsArePromised(t *testing.T) {
+	t.Parallel()
+	for name, apart := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, url := newOrigin(t)
+			stocktest.Cache(t, func(t *testing.T) stocktest.CacheRig {
+				t.Helper()
+				n := newNode(t, url, apart, nil)
+				m, hidden := n.warm("warm"), n.warm("restricted")
+				warm := stock.Artifact{
+					Ref: m.Ref, Digest: m.Digest, Commit: m.Commit, Model: "warm", Format: "safetensors", Quantization: "bfloat16", Size: units.Bytes(m.Size()),
+				}
+				n.until("the warm artifact to be told", func() bool {
+					w, ok := n.data.Cache().Weights()
+					return ok && len(w.Artifacts) == 1
+				})
+				return stocktest.CacheRig{
+					Cache: n.data.Cache(), Warm: warm, Cold: refOf("cold"), Forbidden: refOf("nothere"), Restricted: hidden.Digest, Remove: n.remove,
+					Reopen: func(*testing.T) stock.Cache {
+						n.stop()
+						n.start()
+						return n.data.Cache()
+					},
+				}
+			})
+		})
 	}
-	store, err := weightcache.Open(weightcache.Options{Dir: filepath.Join(root, "weights")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	puller, err := weightcache.NewPuller(weightcache.PullerOptions{
-		Store: store, Sources: []weightcache.Rule{{Source: origin, Refs: []string{filepath.Join(root, "models") + "/*"}}}, ScrubEvery: -1,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- puller.Run(ctx) }()
-	good := artifact.Ref{Scheme: artifact.SchemeDir, Name: model}
-	refused := artifact.Ref{Scheme: artifact.SchemeHub, Name: "org/other", Revision: "main"}
-	localtest.Weights(t, local.NewInProcess(store, puller), good, refused)
-	cancel()
-	if err := errors.Join(<-done, store.Close()); err != nil && !errors.Is(err, context.Canceled) {
-		t.Error(err)
+}
+
+func TestTheKVSpaceKeepsWhatClaimsArePromised(t *testing.T) {
+	t.Parallel()
+	for name, apart := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, url := newOrigin(t)
+			stocktest.KV(t, func(t *testing.T) stocktest.KVRig {
+				t.Helper()
+				s := stocktest.KVSpace
+				n := newNode(t, url, apart, func(n *node) {
+					n.budget = kvtier.Budget{Memory: s.Memory, NVMe: s.NVMe, NamespaceMemory: s.NamespaceMemory, NamespaceNVMe: s.NamespaceNVMe}
+				})
+				return stocktest.KVRig{KV: n.data.KV(), Reopen: func(*testing.T) stock.KV {
+					n.stop()
+					n.start()
+					return n.data.KV()
+				}}
+			})
+		})
 	}
 }

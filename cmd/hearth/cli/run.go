@@ -41,18 +41,22 @@ var components = []component{
 }
 
 func (a *app) agentCommand() *cobra.Command {
-	var file, node string
+	var file, node, role string
 	command := &cobra.Command{
 		Use:   "agent --config FILE --node NAME",
 		Short: "Run a node's agent",
 		Long: `Agent runs in the foreground until SIGINT or SIGTERM. It logs text on a terminal
 and JSON lines otherwise, at the level in $HEARTH_LOG (debug, info, warn or error).
---node stands over the node's name in the file.`,
+--node stands over the node's name in the file, and --role over its roles: with
+it one file serves a control and a data process of the same node.`,
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			config, err := load[*nodeagent.Config](file, "agent", node)
 			if err != nil {
 				return err
+			}
+			if role != "" {
+				config.Roles = []string{role}
 			}
 			log := terminal.Logger(a.Err, os.Getenv(envLog))
 			warn(log, advice(config))
@@ -64,12 +68,15 @@ and JSON lines otherwise, at the level in $HEARTH_LOG (debug, info, warn or erro
 				{"weights.dir", config.Weights.Dir},
 				{"weights.viewsDir", config.Weights.ViewsDir},
 				{"health.stateDir", config.Health.StateDir},
+				{"kv.dir", config.KV.Dir},
 				{"listen.socket", config.Listen.Socket},
+				{"listen.dataSocket", config.Listen.DataSocket},
 			})
 		},
 	}
 	configFlag(command, &file)
 	command.Flags().StringVar(&node, "node", "", "this node's name, unique among the nodes a router knows")
+	command.Flags().StringVar(&role, "role", "", "run one role only: control or data")
 	return command
 }
 

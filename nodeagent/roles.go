@@ -1,0 +1,176 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/hearth-dev/hearth/kvtier"
+	"github.com/hearth-dev/hearth/nodeagent/admin"
+	"github.com/hearth-dev/hearth/nodeagent/local"
+	"github.com/hearth-dev/hearth/weightcache"
+	"github.com/hearth-dev/hearth/weightcache/hubmirror"
+	"github.com/hearth-dev/hearth/weightcache/source"
+)
+
+// runs reports whether a role is among those of the configuration.
+func (c Config) runs(role string) bool { return slices.Contains(c.Roles, role) }
+
+// apart reports whether the other role runs in a process of its own.
+func (c Config) apart() bool { return !c.runs(RoleControl) || !c.runs(RoleData) }
+
+// runs reports whether the agent runs a role.
+func (a *Agent) runs(role string) bool { return a.config.runs(role) }
+
+// build makes the rooms of the roles, the data role's first: the control role
+// reaches them through a.data.
+func (a *Agent) build() error {
+	if a.runs(RoleData) {
+		if err := a.buildData(); err != nil {
+			return err
+		}
+		a.data = a.inside
+	} else {
+		a.remote = local.NewRemote(local.DialOptions{Socket: a.config.Listen.DataSocket, Log: a.log})
+		a.data = a.remote
+	}
+	a.cache, a.kv = a.data.Cache(), a.data.KV()
+	if a.runs(RoleControl) {
+		return a.buildControl()
+	}
+	return nil
+}
+
+// buildData makes the weights store, its puller, the KV space and the mirror.
+func (a *Agent) buildData() error {
+	w := a.config.Weights
+	var rules []weightcache.Rule
+	for _, s := range a.config.Sources {
+		origin, err := a.newSource(s)
+		if err != nil {
+			return fmt.Errorf("make source %s: %w", s.Name, err)
+		}
+		rules = append(rules, weightcache.Rule{Source: origin, Refs: s.Refs})
+	}
+	a.keeper = newKeeper(a.config, rules)
+	var err error
+	a.store, err = weightcache.Open(weightcache.Options{
+		Dir: w.Dir, ViewsDir: w.ViewsDir, Budget: w.Budget, KeepFree: w.KeepFree, Keep: a.keep, Log: a.log,
+		MayView: a.keeper.mayView,
+	})
+	if err != nil {
+		return err
+	}
+	scrub := w.ScrubEvery.Std()
+	if scrub == 0 {
+		scrub = -1
+	}
+	a.puller, err = weightcache.NewPuller(weightcache.PullerOptions{
+		Store: a.store, Sources: rules, Limiter: weightcache.NewLimiter(w.Rate), SegmentSize: w.SegmentSize, Streams: w.Streams,
+		StallTimeout: w.StallTimeout.Std(), ScrubEvery: scrub, ScrubRate: w.ScrubRate, Log: a.log,
+	})
+	if err != nil {
+		return err
+	}
+	a.space, err = kvtier.Open(kvtier.Options{Dir: a.config.KV.Dir, Budget: a.config.KV.budget(), Log: a.log})
+	if err != nil {
+		return err
+	}
+	a.inside, err = local.NewInProcess(local.Options{Store: a.store, Puller: a.puller, KV: a.space, Log: a.log})
+	if err != nil {
+		return err
+	}
+	if bad := a.inside.Bad(); len(bad) > 0 {
+		a.setProblem("claims", fmt.Sprintf("%d files about what claims hold could not be read and were put aside: their claims ask again", len(bad)))
+	}
+	a.mirror = hubmirror.New(hubmirror.Options{
+		Library: library{store: a.store, puller: a.puller}, Auth: a.authOptions(), Log: a.log,
+	})
+	return nil
+}
+
+func (a *Agent) newSource(s Source) (source.Source, error) {
+	if s.Type != SourceHub {
+		return source.NewDir(source.DirOptions{Name: s.Name, Root: s.Root})
+	}
+	return source.NewHub(source.HubOptions{
+		Name: s.Name, URL: s.URL, TokenFile: s.TokenFile, Streams: a.config.Weights.Streams, UserAgent: "hearth/" + a.opts.Version,
+		DialContext: a.opts.DialContext, BodyTimeout: a.config.Weights.StallTimeout.Std(),
+	})
+}
+
+// Close gives the stores back. Run does it itself.
+func (a *Agent) Close() error {
+	var err error
+	if a.space != nil {
+		err = a.space.Close()
+	}
+	if a.store != nil {
+		err = errors.Join(err, a.store.Close())
+	}
+	return err
+}
+
+// startData starts what the data role runs.
+func (a *Agent) startData(running context.Context, start func(name string, run func() error)) {
+	start("weights", func() error { return ending(running, a.puller.Run(running)) })
+	start("claims' weights", func() error { return a.inside.Run(running) })
+	start("KV space", func() error { return a.space.Run(running) })
+	start("views", func() error { return a.publishViews(running) })
+	start("access", func() error { return a.checkAccess(running) })
+	for _, ref := range a.keep {
+		start("keep", func() error { return a.keepReady(running, ref) })
+	}
+}
+
+// startControl starts what the control role runs.
+func (a *Agent) startControl(running context.Context, start func(name string, run func() error)) {
+	start("health", func() error { return a.tracker.Run(running) })
+	start("endpoints", func() error { return a.poller.Run(running) })
+	start("report", func() error { return a.reportState(running) })
+	start("leases", func() error { return a.lendServed(running) })
+	if a.remote != nil {
+		start("data role", func() error { return a.remote.Run(running) })
+	}
+}
+
+// epoch is another one after each start.
+func (a *Agent) epoch() uint64 { return uint64(a.started.UnixNano()) }
+
+// node is what the agent says of itself.
+func (a *Agent) node() admin.Node {
+	state, _ := a.data.Snapshot()
+	n := admin.Node{
+		Name: a.config.Node, Version: a.opts.Version, Roles: a.config.Roles, Epoch: a.epoch(),
+		StartedAt: a.started.UTC(), Listeners: map[string]string{},
+		Space: admin.Space{Capacity: int64(state.Space.Capacity), Used: int64(state.Space.Used), Free: int64(state.Space.Free)},
+	}
+	n.Problems = append(a.problemTexts(), a.dataProblems(state)...)
+	slices.Sort(n.Problems)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.Copy(n.Listeners, a.listeners)
+	return n
+}
+
+// problemTexts are those of this process's own rooms, sorted.
+func (a *Agent) problemTexts() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Sorted(maps.Values(a.problems))
+}
+
+// dataProblems are those that the data role tells of itself, and that it does
+// not answer, where it runs apart.
+func (a *Agent) dataProblems(state local.State) []string {
+	if a.remote == nil {
+		return nil
+	}
+	list := slices.Clone(state.Problems)
+	if since, err := a.remote.Down(); err != nil {
+		list = append(list, fmt.Sprintf("the data role does not answer since %s, what is told of models is of before: %v", since.UTC().Format("15:04:05"), err))
+	}
+	return list
+}
