@@ -199,7 +199,7 @@ func one(t *testing.T, config Endpoint) *engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.client.CloseIdleConnections)
-	return p.engines[0]
+	return p.polled[0].engine
 }
 
 func TestLlamaServerIsReadFromMetricsAndSlots(t *testing.T) {
