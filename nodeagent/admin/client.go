@@ -89,6 +89,12 @@ func (c *Client) Devices(ctx context.Context) ([]Device, error) {
 	return list.Devices, err
 }
 
+// Claims lists the claims that have something on the node, by namespace and name.
+func (c *Client) Claims(ctx context.Context) ([]Claim, error) {
+	list, err := get[claimList](ctx, c, "/v1/claims")
+	return list.Claims, err
+}
+
 // Remove drops a ref and the bytes no other artifact uses.
 func (c *Client) Remove(ctx context.Context, ref string) error {
 	_, err := post[struct{}](ctx, c, "/v1/models/rm", RefRequest{Ref: ref})

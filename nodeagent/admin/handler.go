@@ -39,6 +39,9 @@ type Options struct {
 	Manifest func(ref artifact.Ref) (*artifact.Manifest, bool)
 	// Endpoints gives the local engines; nil where the control role runs apart.
 	Endpoints func() []endpoints.State
+	// Claims gives the claims that have something on this node, by namespace and
+	// name; nil where no driver runs.
+	Claims func() []Claim
 	// Tracker keeps the devices; nil where the control role runs apart.
 	Tracker *health.Tracker
 	// AllowInject takes facts from the socket.
@@ -121,6 +124,7 @@ func (a *api) reads(mux *http.ServeMux) {
 		answer(w, endpointList{Endpoints: list})
 	})
 	mux.HandleFunc("GET /v1/devices", func(w http.ResponseWriter, _ *http.Request) { answer(w, deviceList{Devices: a.devices()}) })
+	mux.HandleFunc("GET /v1/claims", func(w http.ResponseWriter, _ *http.Request) { answer(w, claimList{Claims: a.claims()}) })
 	mux.Handle("GET /v1/leases", a.ofWeights(func(w http.ResponseWriter, _ *http.Request) { answer(w, leaseList{Leases: a.leases()}) }))
 }
 
@@ -134,7 +138,7 @@ func (a *api) ofWeights(call http.HandlerFunc) http.Handler {
 
 func unknownCall(w http.ResponseWriter, r *http.Request) {
 	known := map[string]string{
-		"/v1/node": "GET", "/v1/models": "GET", "/v1/models/show": "GET", "/v1/endpoints": "GET", "/v1/devices": "GET", "/v1/leases": "GET",
+		"/v1/node": "GET", "/v1/models": "GET", "/v1/models/show": "GET", "/v1/endpoints": "GET", "/v1/devices": "GET", "/v1/claims": "GET", "/v1/leases": "GET",
 		"/v1/models/pull": "POST", "/v1/models/rm": "POST", "/v1/models/verify": "POST", "/v1/inject": "POST",
 	}
 	if method, found := known[r.URL.Path]; found && method != r.Method {
@@ -205,10 +209,11 @@ func (a *api) devices() []Device {
 		return []Device{}
 	}
 	counts := a.opts.Tracker.Counts()
+	held := holders(a.claims())
 	list := []Device{}
 	for _, s := range a.opts.Tracker.Snapshot() {
 		list = append(list, Device{
-			ID: string(s.Device.ID), Product: s.Device.Product, Health: s.Health.String(),
+			ID: string(s.Device.ID), Product: s.Device.Product, Facts: s.Device.Facts, Claims: held[string(s.Device.ID)], Health: s.Health.String(),
 			Conditions: s.Conditions, XIDs: counts[s.Device.ID],
 		})
 	}

@@ -25,6 +25,8 @@ type Node struct {
 	Listeners map[string]string `json:"listeners"`
 	Space     Space             `json:"space"`
 	Problems  []string          `json:"problems,omitempty"`
+	// Kubernetes is nil where the agent has no side of Kubernetes.
+	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 }
 
 // Space is the room of the weights store in bytes.
@@ -93,10 +95,12 @@ type Load struct {
 	MaxRunning       uint32    `json:"maxRunning"`
 }
 
-// Device is a device with its health.
+// Device is a device with what is known of it and its health.
 type Device struct {
-	ID         string             `json:"id"`
-	Product    string             `json:"product,omitempty"`
+	ID      string `json:"id"`
+	Product string `json:"product,omitempty"`
+	device.Facts
+	Claims     []string           `json:"claims,omitempty"` // that have it, "namespace/name"
 	Health     string             `json:"health"`
 	Conditions []device.Condition `json:"conditions,omitempty"`
 	XIDs       map[int]uint64     `json:"xids,omitempty"`
