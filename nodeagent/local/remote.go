@@ -81,25 +81,23 @@ func NewRemote(opts DialOptions) *Remote {
 // Run keeps the state up to date until ctx ends.
 func (r *Remote) Run(ctx context.Context) error {
 	pause := againFirst
-	for {
+	for ctx.Err() == nil {
 		begun := time.Now()
-		err := r.follow(ctx)
-		if ctx.Err() != nil {
-			return nil
+		if err := r.follow(ctx); ctx.Err() == nil {
+			r.lost(err)
 		}
-		r.lost(err)
 		if time.Since(begun) > silentAfter {
 			pause = againFirst
 		}
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return nil
 		case <-timer.C:
 		}
+		timer.Stop()
 		pause = min(2*pause, againLast)
 	}
+	return nil
 }
 
 // lost notes that the data role does not tell its state.
