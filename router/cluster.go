@@ -17,17 +17,19 @@ func (r *Router) newCluster() error {
 		return nil
 	}
 	client, namespace := r.options.Cluster, "default"
+	var failing func() error
 	if client == nil {
-		var err error
-		if client, namespace, err = kube.Connect(k.Kubeconfig); err != nil {
+		connection, err := kube.Connect(k.Kubeconfig)
+		if err != nil {
 			return err
 		}
+		client, namespace, failing = connection.Client, connection.Namespace, connection.Failing
 	}
 	if k.Namespace != "" {
 		namespace = k.Namespace
 	}
 	cluster, err := kube.New(kube.Options{
-		Client: client, Namespace: namespace, Agents: kube.Agents(k.Agents),
+		Client: client, Namespace: namespace, Failing: failing, Agents: kube.Agents(k.Agents),
 		SetPods: r.pools.SetPods, SetNodes: r.foundNodes, Log: r.log, Now: r.options.Now,
 	})
 	if err != nil {

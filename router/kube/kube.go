@@ -42,6 +42,9 @@ type Options struct {
 	Client Client
 	// Namespace is that of pools and of the Service where they name none.
 	Namespace string
+	// Failing is why the API server does not answer, nil where it does; nil
+	// where nobody can tell.
+	Failing func() error
 	// Agents is the headless Service of the agents; without a name none are looked for.
 	Agents Agents
 	// SetPods and SetNodes take what is found, each time all of it; SetPods
@@ -129,6 +132,11 @@ func (c *Cluster) Listed() bool {
 
 // Problems says for people what cannot be read at present.
 func (c *Cluster) Problems() (texts []string) {
+	if c.opts.Failing != nil {
+		if err := c.opts.Failing(); err != nil {
+			texts = append(texts, fmt.Sprintf("the API server does not answer, pods and agents stand as they were last seen: %v", err))
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	add := func(f *following) {

@@ -108,10 +108,15 @@ func eventually(t *testing.T, what string, is func() bool) {
 
 func follow(t *testing.T, client Client, o *told, pools ...pool.PoolConfig) *Cluster {
 	t.Helper()
-	c, err := New(Options{
+	return followWith(t, Options{
 		Client: client, Namespace: "llm", Agents: Agents{Namespace: "hearth-system", Service: "hearth-agents", Port: "report"},
 		SetPods: o.setPods, SetNodes: o.setNodes,
-	})
+	}, pools)
+}
+
+func followWith(t *testing.T, opts Options, pools []pool.PoolConfig) *Cluster {
+	t.Helper()
+	c, err := New(opts)
 	if err != nil {
 		t.Fatal(err)
 	}
