@@ -86,7 +86,8 @@ func (a *api) do(ctx context.Context, method, path string, body, into any) error
 	return nil
 }
 
-// whyNotReady tells why a node is not Ready in a boot; empty where it is.
+// whyNotReady tells why a node is not Ready in a boot, with a kubelet that
+// answers; empty where it is.
 func (a *api) whyNotReady(ctx context.Context, name, bootID string) string {
 	var node struct {
 		Status struct {
@@ -101,12 +102,14 @@ func (a *api) whyNotReady(ctx context.Context, name, bootID string) string {
 		return "the kubelet has told of no boot " + bootID
 	}
 	for _, c := range node.Status.Conditions {
-		if c.Type == "Ready" && c.Status == "True" {
-			return ""
+		if c.Type != "Ready" {
+			continue
 		}
-		if c.Type == "Ready" {
+		if c.Status != "True" {
 			return c.Message
 		}
+		// The condition outlives a kubelet by some 40 s.
+		return reason(a.do(ctx, http.MethodGet, "/api/v1/nodes/"+name+"/proxy/healthz", nil, nil))
 	}
 	return "it has no condition Ready"
 }

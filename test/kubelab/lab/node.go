@@ -177,7 +177,8 @@ func (n *Node) Reboot(ctx context.Context) error {
 	return n.PowerOn(ctx)
 }
 
-// WaitReady returns when the API server calls the node Ready in its present boot.
+// WaitReady returns when the API server calls the node Ready in its present boot
+// and its kubelet answers.
 func (n *Node) WaitReady(ctx context.Context) error {
 	err := wait(ctx, n.Name(), func(ctx context.Context) (string, error) {
 		m, err := n.machine()
