@@ -41,6 +41,7 @@ type InProcess struct {
 	weights atomic.Pointer[stock.Weights]
 	changed signals // of weights
 	told    map[artifact.Digest]description
+	viewed  chan struct{} // capacity 1: views stand, of which the store gives no signal
 	lending chan struct{} // capacity 1: taken to change lent
 
 	mu    sync.Mutex
@@ -68,7 +69,7 @@ func NewInProcess(opts Options) (*InProcess, error) {
 	w := &InProcess{
 		store: opts.Store, puller: opts.Puller, space: opts.KV, claims: claims, log: opts.Log, epoch: time.Now().UnixNano(),
 		drive: driveOf(opts.Store.Dir(), opts.Sysfs), told: map[artifact.Digest]description{},
-		lending: make(chan struct{}, 1), lent: map[string]*weightcache.Lease{}, pulls: map[pullKey]*claimPull{},
+		viewed: make(chan struct{}, 1), lending: make(chan struct{}, 1), lent: map[string]*weightcache.Lease{}, pulls: map[pullKey]*claimPull{},
 	}
 	for _, claim := range claims.Claims() {
 		for _, l := range claims.Of(claim) {
@@ -120,6 +121,7 @@ func (w *InProcess) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
+		case <-w.viewed:
 		case <-look.C:
 		}
 	}
@@ -177,9 +179,20 @@ func (w *InProcess) PublishViews(ref artifact.Ref) error {
 	return fmt.Errorf("publish views of %s: %w", ref, weightcache.ErrUnknown)
 }
 
-// publish gives an artifact its views. Errors wrap weightcache.ErrRestricted
-// where it may have none.
+// publish gives an artifact its views, and has them told. Errors wrap
+// weightcache.ErrRestricted where it may have none.
 func (w *InProcess) publish(m *artifact.Manifest) (stock.Views, error) {
+	views, err := w.views(m)
+	if err == nil && !w.offers(m.Digest) {
+		select {
+		case w.viewed <- struct{}{}:
+		default:
+		}
+	}
+	return views, err
+}
+
+func (w *InProcess) views(m *artifact.Manifest) (stock.Views, error) {
 	v := stock.Views{Digest: m.Digest}
 	var err error
 	if v.Flat, err = w.store.FlatView(m.Digest); err != nil {

@@ -5,6 +5,7 @@ import (
 	"path"
 	"path/filepath"
 	"reflect"
+	"slices"
 
 	"github.com/hearth-dev/hearth/dradriver/stock"
 	"github.com/hearth-dev/hearth/units"
@@ -21,6 +22,12 @@ func (w *InProcess) tellWeights() {
 	}
 	w.weights.Store(&next)
 	w.changed.notify()
+}
+
+// offers reports whether an artifact is among what was told last.
+func (w *InProcess) offers(digest artifact.Digest) bool {
+	told := w.weights.Load()
+	return told != nil && slices.ContainsFunc(told.Artifacts, func(a stock.Artifact) bool { return a.Digest == digest })
 }
 
 // offered is what claims may have: each artifact that is Ready and has a view,
