@@ -1,0 +1,202 @@
+package dradriver
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hearth-dev/hearth/dradriver/cdi"
+	"github.com/hearth-dev/hearth/dradriver/ledger"
+	"github.com/hearth-dev/hearth/dradriver/stock"
+	simstock "github.com/hearth-dev/hearth/test/sim/stock"
+)
+
+func (r *rig) mustRecover(t *testing.T) {
+	t.Helper()
+	if err := r.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRecoverGivesAPreparedClaimBackWhatItLacks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := everything()
+	r.mustPrepare(t, c)
+	uid := string(c.UID)
+	entry, _ := r.o.Ledger.Get(uid)
+	if err := errors.Join(r.o.CDI.Remove(uid), r.cache.Release(t.Context(), uid), r.kv.Release(t.Context(), uid)); err != nil {
+		t.Fatal(err)
+	}
+	r.mustRecover(t)
+	held, err := r.heldBy(t.Context())
+	if err != nil || !slices.Equal(held, []string{uid}) {
+		t.Errorf("held by %v, %v", held, err)
+	}
+	if same, err := r.o.CDI.Matches(uid, cdi.DevicesOf(entry)); err != nil || !same {
+		t.Errorf("the CDI file is the same: %t, %v", same, err)
+	}
+	if _, err := os.Stat(entry.KV.Dir); err != nil {
+		t.Errorf("the KV directory: %v", err)
+	}
+	r.mustUnprepare(t, c.UID)
+	r.wantNothing(t)
+}
+
+func TestRecoverReleasesWhatNobodyKnows(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	if _, err := r.cache.Hold(t.Context(), llama.Digest, "stranger"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.kv.Reserve(t.Context(), stock.Reservation{Claim: "other-stranger", Namespace: "n", Memory: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.o.CDI.Write("third-stranger", []cdi.Device{{Name: "d", Edits: ledger.Edits{Env: []string{"A=b"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	r.mustRecover(t)
+	r.wantNothing(t)
+}
+
+func TestRecoverUndoesABegunClaimThatNobodyWants(t *testing.T) {
+	t.Parallel()
+	for name, state := range map[string]ClaimState{
+		"gone":             {},
+		"allocated anew":   {Exists: true},
+		"still what it is": {Exists: true, AllocatedHere: true},
+	} {
+		r := newRig(t)
+		r.cache.Offer(vanished.Ref, simstock.Origin{Artifact: vanished, Manual: true})
+		c := wants(vanished)
+		r.prepare(t, c)
+		uid := string(c.UID)
+		// While the API server does not answer, nothing is undone.
+		r.cluster.err = errors.New("no answer")
+		r.mustRecover(t)
+		if _, known := r.o.Ledger.Get(uid); !known {
+			t.Fatalf("%s: undone without an answer of the API server", name)
+		}
+		r.cluster.err, r.cluster.states = nil, map[string]ClaimState{uid: state}
+		r.mustRecover(t)
+		if state.AllocatedHere {
+			if _, known := r.o.Ledger.Get(uid); !known {
+				t.Errorf("%s: undone", name)
+			}
+			continue
+		}
+		r.wantNothing(t)
+	}
+}
+
+func TestRecoverLeavesAPreparedClaimOfThisBootToTheKubelet(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := everything()
+	r.mustPrepare(t, c)
+	uid := string(c.UID)
+	r.cluster.states[uid] = ClaimState{}
+	r.mustRecover(t)
+	if _, known := r.o.Ledger.Get(uid); !known {
+		t.Fatal("a claim whose containers may run was undone")
+	}
+	// No container outlives a boot.
+	r.boot = "boot-2"
+	r.reopen(t)
+	r.mustRecover(t)
+	r.wantNothing(t)
+}
+
+func TestAPreparedClaimOutlivesABootWhileItIsWanted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := everything()
+	first := r.mustPrepare(t, c)
+	r.boot = "boot-2"
+	r.reopen(t)
+	r.mustRecover(t)
+	second := r.mustPrepare(t, c)
+	for i := range first.Devices {
+		if !slices.Equal(first.Devices[i].CDIDeviceIDs, second.Devices[i].CDIDeviceIDs) {
+			t.Errorf("device %d: %v, then %v", i, first.Devices[i].CDIDeviceIDs, second.Devices[i].CDIDeviceIDs)
+		}
+	}
+	r.mustUnprepare(t, c.UID)
+	r.wantNothing(t)
+}
+
+func TestWhatIsOwedIsReleasedBeforeTheClaimIsPreparedAnew(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := everything()
+	r.mustPrepare(t, c)
+	entry, _ := r.o.Ledger.Get(string(c.UID))
+	if err := os.WriteFile(filepath.Join(entry.KV.Dir, "old"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.kv.SetDown(true)
+	r.mustUnprepare(t, c.UID)
+	if err := r.prepare(t, c).Err; err == nil || !strings.Contains(err.Error(), "not released yet") {
+		t.Errorf("prepare while a release is owed: %v", err)
+	}
+	r.kv.SetDown(false)
+	r.mustPrepare(t, c)
+	if _, err := os.Stat(filepath.Join(entry.KV.Dir, "old")); !os.IsNotExist(err) {
+		t.Errorf("the claim sees what it had before it was unprepared: %v", err)
+	}
+	r.mustRecover(t)
+	if _, err := os.Stat(entry.KV.Dir); err != nil {
+		t.Errorf("recovery took the directory of a prepared claim: %v", err)
+	}
+	r.mustUnprepare(t, c.UID)
+	r.wantNothing(t)
+}
+
+func TestADamagedEntryKeepsItsHoldsUntilItIsUnprepared(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := everything()
+	r.mustPrepare(t, c)
+	if err := os.WriteFile(filepath.Join(r.dir, "claims", string(c.UID)+".json"), []byte("rubbish\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.reopen(t)
+	r.mustRecover(t)
+	held, err := r.heldBy(t.Context())
+	specs, specsErr := r.o.CDI.List()
+	if err := errors.Join(err, specsErr); err != nil || len(held) != 1 || len(specs) != 1 {
+		t.Errorf("held by %v, CDI files of %v, %v; a container may use them", held, specs, err)
+	}
+	r.mustUnprepare(t, c.UID)
+	r.mustRecover(t)
+	r.wantNothing(t)
+}
+
+func TestMetadataOfClaimsThatNobodyKnowsIsSwept(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := everything()
+	r.mustPrepare(t, c)
+	spec := func(uid string) string { return filepath.Join(r.dir, "cdi", Name+"_metadata_"+uid+"_gpu.json") }
+	folder := func(name string) string { return filepath.Join(r.dir, "plugin", metadataFolder, "team_"+name) }
+	for _, path := range []string{folder("claim"), folder("stranger")} {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{spec(string(c.UID)), spec("uid-stranger")} {
+		if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.mustRecover(t)
+	for path, want := range map[string]bool{spec(string(c.UID)): true, folder("claim"): true, spec("uid-stranger"): false, folder("stranger"): false} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s is there: %t, want %t", path, err == nil, want)
+		}
+	}
+	r.mustUnprepare(t, c.UID)
+}
