@@ -19,7 +19,7 @@ var pages = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGEL
 var (
 	fenced = regexp.MustCompile("(?ms)^```[a-z]*\n(.*?)^```")
 	inline = regexp.MustCompile("`([^`\n]+)`")
-	target = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	target = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
 	link   = regexp.MustCompile(`\]\(([^)#\s]+)`)
 )
 
@@ -66,6 +66,10 @@ func TestHearthCommandsNamedInThePagesExist(t *testing.T) {
 	for _, name := range pages {
 		for _, line := range commandsIn(page(t, name)) {
 			words := shellWords(line)
+			// What comes after it is another command's.
+			if end := slices.IndexFunc(words, func(w string) bool { return slices.Contains([]string{"|", "&&", "||"}, w) }); end >= 0 {
+				words = words[:end]
+			}
 			if len(words) < 2 || words[0] != "hearth" && words[0] != "bin/hearth" {
 				continue
 			}
