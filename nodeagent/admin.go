@@ -20,6 +20,7 @@ func (a *Agent) adminOptions() admin.Options {
 	}
 	if a.runs(RoleControl) {
 		o.Endpoints, o.Tracker, o.AllowInject = a.poller.Snapshot, a.tracker, a.config.Health.AllowInject
+		o.Claims = a.cluster.claims
 	}
 	return o
 }
@@ -71,7 +72,7 @@ func (a *Agent) isReady() bool {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return !a.stopping
+	return !a.stopping && (a.cluster == nil || a.cluster.registered())
 }
 
 func text(w http.ResponseWriter, status int, body string) {

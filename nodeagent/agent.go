@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/hearth-dev/hearth/configfile"
 	"github.com/hearth-dev/hearth/dradriver/stock"
@@ -46,6 +47,9 @@ type Options struct {
 	// that pulls do on the network. Nil dials TCP with a limit of 10 s and
 	// keepalive probes.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
+	// Kubernetes is the API server's client; nil makes one as the configuration
+	// says, where it enables Kubernetes.
+	Kubernetes kubernetes.Interface
 }
 
 // dialer is what an Agent dials sources with where its options do not say.
@@ -78,6 +82,7 @@ type Agent struct {
 	tracker   *health.Tracker
 	poller    *endpoints.Poller
 	publisher *report.Publisher
+	cluster   *cluster // nil without kubernetes.enabled, too
 
 	keep []artifact.Ref
 	// configured holds the refs of models and of endpoints.
@@ -157,8 +162,12 @@ func (a *Agent) buildControl() error {
 		}
 		path = filepath.Join(dir, "health.json")
 	}
+	devices, err := a.config.inventory()
+	if err != nil {
+		return err
+	}
 	a.tracker, err = health.New(health.Options{
-		Devices: a.config.devices(), Table: table, Path: path, BootID: a.opts.BootID, Log: a.log,
+		Devices: devices, Table: table, Path: path, BootID: a.opts.BootID, Log: a.log,
 	})
 	if err != nil {
 		return err
@@ -185,6 +194,9 @@ func (a *Agent) Listeners() map[string]string { return a.node().Listeners }
 func (a *Agent) Run(ctx context.Context) error {
 	if text, err := configfile.Marshal(a.config); err == nil {
 		a.log.Info("effective configuration", slog.String("config", string(text)))
+	}
+	if err := a.checkStores(ctx); err != nil {
+		return errors.Join(err, a.Close())
 	}
 	servers, err := a.listen(ctx)
 	if err != nil {

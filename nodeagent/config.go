@@ -51,6 +51,9 @@ type Config struct {
 	Endpoints []Endpoint `yaml:"endpoints"`
 	Devices   []Device   `yaml:"devices"`
 	Health    Health     `yaml:"health"`
+	Inventory Inventory  `yaml:"inventory"`
+	// Kubernetes is off unless said: a plain machine has no side of it.
+	Kubernetes Kubernetes `yaml:"kubernetes"`
 }
 
 // Listen holds the addresses the agent serves on, "host:port" each; empty
@@ -146,6 +149,8 @@ func Default() Config {
 		KV:     KV{Dir: identity.StateDir + "/kv"},
 		Access: defaultAccess(),
 		Health: Health{StateDir: identity.StateDir + "/health"},
+
+		Kubernetes: defaultKubernetes(),
 	}
 }
 
@@ -185,6 +190,8 @@ func (c Config) Validate() error {
 	c.validateEndpoints(v, ids)
 	v.Check(c.Health.StateDir == "" || filepath.IsAbs(c.Health.StateDir), "health.stateDir", "is %q, want an absolute path", c.Health.StateDir)
 	v.Check(c.Health.XIDTable == "" || filepath.IsAbs(c.Health.XIDTable), "health.xidTable", "is %q, want an absolute path", c.Health.XIDTable)
+	c.Inventory.validate(v)
+	c.Kubernetes.validate(v)
 	return v.Err()
 }
 
@@ -254,7 +261,8 @@ func (c Config) validateEndpoints(v *configfile.Problems, devices map[string]boo
 		v.Check(len(e.Devices) <= report.MaxRepeated, field+".devices", "has %d entries, want at most %d", len(e.Devices), report.MaxRepeated)
 		v.Check(len(e.Models) <= report.MaxRepeated && !slices.Contains(e.Models, ""), field+".models", "wants at most %d names, none empty", report.MaxRepeated)
 		for _, id := range e.Devices {
-			v.Check(devices[id], field+".devices", "names %q, which is not under devices", id)
+			// Those of an inventory are known once its file is read.
+			v.Check(devices[id] || c.Inventory.Sim != "", field+".devices", "names %q, which is not under devices", id)
 		}
 		if e.Ref != "" {
 			_, err := artifact.ParseRef(e.Ref)

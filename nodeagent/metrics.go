@@ -1,6 +1,7 @@
 package nodeagent
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -64,7 +65,7 @@ func (a *Agent) registry() *prometheus.Registry {
 
 // Describe implements prometheus.Collector.
 func (metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range allDescs {
+	for _, d := range slices.Concat(allDescs, clusterDescs) {
 		ch <- d
 	}
 }
@@ -85,6 +86,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	if a.runs(RoleControl) {
 		m.control(gauge, counter)
+		a.cluster.collect(a.config.Node, ch)
 	}
 }
 

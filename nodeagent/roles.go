@@ -37,10 +37,13 @@ func (a *Agent) build() error {
 		a.data = a.remote
 	}
 	a.cache, a.kv = a.data.Cache(), a.data.KV()
-	if a.runs(RoleControl) {
-		return a.buildControl()
+	if !a.runs(RoleControl) {
+		return nil
 	}
-	return nil
+	if err := a.buildControl(); err != nil {
+		return err
+	}
+	return a.buildCluster()
 }
 
 // buildData makes the weights store, its puller, the KV space and the mirror.
@@ -110,7 +113,7 @@ func (a *Agent) Close() error {
 	if a.store != nil {
 		err = errors.Join(err, a.store.Close())
 	}
-	return err
+	return errors.Join(err, a.cluster.close())
 }
 
 // startData starts what the data role runs.
@@ -134,6 +137,9 @@ func (a *Agent) startControl(running context.Context, start func(name string, ru
 	if a.remote != nil {
 		start("data role", func() error { return a.remote.Run(running) })
 	}
+	if a.cluster != nil {
+		a.cluster.run(running, a, start)
+	}
 }
 
 // epoch is another one after each start.
@@ -147,6 +153,7 @@ func (a *Agent) node() admin.Node {
 		StartedAt: a.started.UTC(), Listeners: map[string]string{},
 		Space: admin.Space{Capacity: int64(state.Space.Capacity), Used: int64(state.Space.Used), Free: int64(state.Space.Free)},
 	}
+	n.Kubernetes = a.cluster.state(a.config)
 	n.Problems = append(a.problemTexts(), a.dataProblems(state)...)
 	slices.Sort(n.Problems)
 	a.mu.Lock()

@@ -187,7 +187,7 @@ func endpointsOf(states []endpoints.State) []*report.Endpoint {
 	for _, s := range states {
 		e := &report.Endpoint{
 			Name: s.Name, Url: s.URL, Engine: engineKinds[s.Engine], Pool: s.Pool, ServedModels: s.ServedModels,
-			Devices: s.Devices, Accelerator: s.Accelerator, Ref: s.Ref, Reachable: s.Reachable, Incarnation: s.Incarnation,
+			Devices: s.Devices, Accelerator: s.Accelerator, Ref: s.Ref, Reachable: s.Reachable, Incarnation: s.Incarnation, Pod: s.Pod,
 		}
 		if !s.Load.At.IsZero() {
 			e.Load = &report.Load{
