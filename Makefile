@@ -3,7 +3,7 @@
 export CGO_ENABLED ?= 0
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-18s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "%-18s %s\n", $$1, $$2}' Makefile
 build: ## build hearth, hearth-agent and hearth-router into bin/
 	go build -o bin/ ./cmd/...
 demo: build ## two nodes, four simulated engines and the router, until Ctrl-C
@@ -56,5 +56,9 @@ lab-down: ## take that cluster down
 	scripts/lab down
 lab-check: ## the lab itself: two nodes, pods that reach each other, reboots, and nothing left behind; needs root
 	go -C test/kubelab test -count=1 -timeout 60m ./...
+e2e-core: build ## Hearth on a real Kubernetes of two nodes, the part that every change runs; needs root, builds for minutes once
+	scripts/e2e core
+e2e-full: build ## all of it: kubelets, API servers and roles that fail, reboots, updates under load, uninstall
+	scripts/e2e full
 
-.PHONY: images lab lab-down lab-check soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
+.PHONY: e2e-core e2e-full images lab lab-down lab-check soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm

@@ -1,0 +1,320 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+)
+
+func TestFullTwoPodsShareOneWeightsDevice(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	node := c.Node(0)
+	c.only(t, "demo/tiny", node)
+	c.apply(t, example(t, "warm-replicas-sim"))
+	pods := c.ready(t, "warm-replicas", 2)
+	one, two := c.prepared(t, pods[0]), c.prepared(t, pods[1])
+	device1, share1 := one.device("weights")
+	device2, share2 := two.device("weights")
+	if device1 != device2 || device1 == "" || share1 == "" || share1 == share2 {
+		t.Errorf("the pods have %s (share %s) and %s (share %s), want two shares of one device", device1, share1, device2, share2)
+	}
+	gpu1, _ := one.device("gpu")
+	gpu2, _ := two.device("gpu")
+	if gpu1 == gpu2 {
+		t.Errorf("both pods have the GPU %s", gpu1)
+	}
+}
+
+func TestFullUnmodifiedPodGetsAGPUByItsExtendedResource(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	c.apply(t, example(t, "extended-resource-sim"))
+	p := c.ready(t, "extended-resource", 1)[0]
+	if gpu, _ := c.prepared(t, p).device("gpu"); gpu == "" {
+		t.Error("the pod's claim has no GPU")
+	}
+	c.answered(t, "tiny")
+}
+
+func TestFullClaimOutlivesARestartOfTheKubelet(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	manifest := example(t, "one-gpu-sim")
+	c.apply(t, manifest)
+	p := c.ready(t, "one-gpu", 1)[0]
+	before := c.prepared(t, p)
+	node := c.node(t, p.Spec.NodeName)
+	if err := node.Restart(t.Context(), "kubelet"); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.slicesAgree(t)
+	if again := c.ready(t, "one-gpu", 1)[0]; again.Metadata.UID != p.Metadata.UID {
+		t.Error("the pod is another one")
+	}
+	if after := c.prepared(t, p); fmt.Sprint(after.Devices) != fmt.Sprint(before.Devices) {
+		t.Errorf("the claim has %+v and had %+v", after.Devices, before.Devices)
+	}
+	c.remove(t, manifest)
+	c.gone(t, "one-gpu")
+}
+
+func TestFullWithTheDataRoleDeadPodsEndAndReportsGoOn(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	manifest := example(t, "one-gpu-sim")
+	c.apply(t, manifest)
+	p := c.ready(t, "one-gpu", 1)[0]
+	c.prepared(t, p)
+	// A stopped process is worse than a dead one: its socket still takes connections.
+	pid := c.signal(t, p.Spec.NodeName, "data", syscall.SIGSTOP)
+	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
+	c.answered(t, "tiny")
+	c.remove(t, manifest)
+	c.gone(t, "one-gpu")
+	if _, err := c.hearth(t.Context(), c.node(t, p.Spec.NodeName), "devices", "--json"); err != nil {
+		t.Errorf("control does not answer while data is stopped: %v", err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFullWithTheControlRoleDeadPullsGoOnAndEnginesServe(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	manifest := example(t, "one-gpu-sim")
+	c.apply(t, manifest)
+	p := c.ready(t, "one-gpu", 1)[0]
+	pid := c.signal(t, p.Spec.NodeName, "control", syscall.SIGSTOP)
+	c.answered(t, "tiny")
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.roleBack(t, p.Spec.NodeName, "control", pid)
+	c.prepared(t, p)
+	c.answered(t, "tiny")
+}
+
+func TestFullUpdateAndDowngradeUnderLoadLoseNoRequestAndNoClaim(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	c.apply(t, example(t, "warm-replicas-sim"))
+	pods := c.ready(t, "warm-replicas", 2)
+	c.answered(t, "tiny")
+	ctx, cancel := context.WithCancel(t.Context())
+	var sent, failed atomic.Int64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			status, err := c.ask(ctx, "tiny")
+			if ctx.Err() != nil {
+				return
+			}
+			sent.Add(1)
+			if err != nil || status != http.StatusOK {
+				failed.Add(1)
+				t.Logf("request %d: %d %v", sent.Load(), status, err)
+			}
+		}
+	}()
+	// The update changes the pod's template; the downgrade goes back to the revision before.
+	for _, step := range [][]string{
+		{"-n", system, "set", "env", "daemonset/hearth-agent", "HEARTH_E2E_REVISION=next"},
+		{"-n", system, "rollout", "status", "daemonset/hearth-agent", "--timeout=4m"},
+		{"-n", system, "rollout", "undo", "daemonset/hearth-agent"},
+		{"-n", system, "rollout", "status", "daemonset/hearth-agent", "--timeout=4m"},
+	} {
+		c.kubectl(t, step...)
+	}
+	cancel()
+	<-done
+	if sent.Load() == 0 || failed.Load() != 0 {
+		t.Errorf("%d of %d requests failed while the agents were updated", failed.Load(), sent.Load())
+	}
+	for _, p := range pods {
+		c.prepared(t, p)
+	}
+	for i, again := range c.ready(t, "warm-replicas", 2) {
+		if again.Metadata.UID != pods[i].Metadata.UID {
+			t.Errorf("the pod %s is another one", again.Metadata.Name)
+		}
+	}
+}
+
+func TestFullPodDeletedByForceLeavesNothing(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	manifest := example(t, "one-gpu-sim")
+	c.apply(t, manifest)
+	p := c.ready(t, "one-gpu", 1)[0]
+	c.kubectl(t, "-n", workloads, "scale", "deployment/one-gpu", "--replicas=0")
+	c.kubectl(t, "-n", workloads, "delete", "pod", p.Metadata.Name, "--force", "--grace-period=0", "--ignore-not-found")
+	c.remove(t, manifest)
+	c.gone(t, "one-gpu")
+}
+
+func TestFullAgentStartsWhileTheAPIServerIsDown(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	manifest := example(t, "one-gpu-sim")
+	c.apply(t, manifest)
+	p := c.ready(t, "one-gpu", 1)[0]
+	before := c.prepared(t, p)
+	pids := map[string]int{}
+	for _, role := range []string{"control", "data"} {
+		pids[role] = c.processes(t, c.agentPod(t, p.Spec.NodeName), "--role", role)[0]
+	}
+	agent := c.agentPod(t, p.Spec.NodeName)
+	if err := c.Stop(t.Context(), "kube-apiserver"); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
+	node := c.node(t, p.Spec.NodeName)
+	// The kubelet starts the containers again by itself; the roles must come up
+	// and tell what they hold with nobody to ask.
+	eventually(t, "an agent without an API server", func(ctx context.Context) error {
+		list, err := c.claims(ctx, node)
+		if err == nil && (len(list) != 1 || list[0].State != "prepared") {
+			err = fmt.Errorf("%w: %+v", errAgain, list)
+		}
+		return err
+	})
+	if err := c.Start(t.Context(), "kube-apiserver"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.WaitAPI(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if again := c.agentPod(t, p.Spec.NodeName); again.Metadata.UID != agent.Metadata.UID {
+		t.Errorf("the agent's pod is another one")
+	}
+	c.slicesAgree(t)
+	if after := c.prepared(t, p); fmt.Sprint(after.Devices) != fmt.Sprint(before.Devices) {
+		t.Errorf("the claim has %+v and had %+v", after.Devices, before.Devices)
+	}
+	c.answered(t, "tiny")
+}
+
+func TestFullNodeThatBootedAgainPreparesItsClaimsAgain(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	manifest := example(t, "one-gpu-sim")
+	c.apply(t, manifest)
+	p := c.ready(t, "one-gpu", 1)[0]
+	before := c.prepared(t, p)
+	node := c.node(t, p.Spec.NodeName)
+	boot := node.BootID()
+	if err := node.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if node.BootID() == boot {
+		t.Fatal("the node has the boot id that it had")
+	}
+	p = c.ready(t, "one-gpu", 1)[0]
+	if after := c.prepared(t, p); fmt.Sprint(after.Devices) != fmt.Sprint(before.Devices) || after.UID != before.UID {
+		t.Errorf("the claim is %+v and was %+v", after, before)
+	}
+	c.slicesAgree(t)
+	c.answered(t, "tiny")
+	c.remove(t, manifest)
+	c.gone(t, "one-gpu")
+}
+
+func TestFullBadClaimConfigIsRefusedWithATextForPeople(t *testing.T) {
+	t.Cleanup(func() { c.settled(t) })
+	for name, test := range map[string]struct{ from, to, said string }{
+		"host":  {"ref: hub://demo/tiny@main", "ref: hub://demo/tiny@main\n              containerPath: /etc", "/etc"},
+		"field": {"ref: hub://demo/tiny@main", "ref: hub://demo/tiny@main\n              hostPath: /root", "hostPath"},
+		"kind":  {"kind: WeightsConfig", "kind: WeightConfig", "WeightConfig"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, n := range c.Nodes() {
+				_, _ = c.hearth(t.Context(), n, "rm", "hub://demo/tiny@main")
+			}
+			c.warm(t, "demo/tiny")
+			c.apply(t, strings.NewReplacer("one-gpu", "bad-"+name, test.from, test.to).Replace(example(t, "one-gpu-sim")))
+			var p pod
+			eventually(t, "a pod that is placed", func(ctx context.Context) error {
+				list, err := c.pods(ctx, workloads, "app=bad-"+name)
+				if err == nil && (len(list) != 1 || list[0].Spec.NodeName == "") {
+					err = errAgain
+				}
+				if err == nil {
+					p = list[0]
+				}
+				return err
+			})
+			c.told(t, p, test.said, "weights")
+		})
+	}
+}
+
+func TestFullAForeignAccountMayNotPublishSlices(t *testing.T) {
+	const slice = `
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: foreign}
+spec:
+  driver: hearth.dev
+  nodeName: node-0
+  pool: {name: foreign, generation: 1, resourceSliceCount: 1}
+  devices: [{name: gpu-0}]
+`
+	// The administrator, and the agent's account with a token that is bound to no pod.
+	for _, as := range [][]string{nil, {"--as=system:serviceaccount:" + system + ":hearth-agent"}} {
+		out, err := c.try(t.Context(), []byte(slice), append([]string{"create", "-f", "-"}, as...)...)
+		if err == nil {
+			c.kubectl(t, "delete", "resourceslice", "foreign")
+			t.Errorf("%v may publish slices of the driver: %s", as, out)
+		} else if !strings.Contains(err.Error(), "hearth") {
+			t.Errorf("%v is refused without a word of why: %v", as, err)
+		}
+	}
+}
+
+// Last by its name in the file's order: it takes Hearth off the cluster.
+func TestFullUninstallRefusesWhileClaimsArePreparedAndLeavesNothing(t *testing.T) {
+	manifest := example(t, "one-gpu-sim")
+	c.apply(t, manifest)
+	p := c.ready(t, "one-gpu", 1)[0]
+	c.prepared(t, p)
+	node := c.node(t, p.Spec.NodeName)
+	if out, err := c.kubectlExec(t, p.Spec.NodeName, "/hearth", "uninstall", "--config", "/etc/hearth/agent.yaml", "--node", p.Spec.NodeName, "--check"); err == nil {
+		t.Errorf("an uninstall is fine with a prepared claim: %s", out)
+	} else if !strings.Contains(out+err.Error(), "one-gpu") {
+		t.Errorf("the refusal does not name the claim: %s %v", out, err)
+	}
+	c.remove(t, manifest)
+	c.gone(t, "one-gpu")
+	c.settled(t)
+	c.kubectl(t, "delete", "-k", filepath.Join(root, "deployments/overlays/lab"), "--ignore-not-found", "--wait")
+	eventually(t, "no slice of the driver", func(ctx context.Context) error {
+		pools, err := c.pools(ctx)
+		if err == nil && len(pools) != 0 {
+			var names []string
+			for name := range pools {
+				names = append(names, name)
+			}
+			slices.Sort(names)
+			err = fmt.Errorf("%w: %v", errAgain, names)
+		}
+		return err
+	})
+	if files := specs(t, node); len(files) != 0 {
+		t.Errorf("CDI files stay: %v", files)
+	}
+}
+
+// kubectlExec runs a command in the control container of a node's agent.
+func (c cluster) kubectlExec(t *testing.T, node string, argv ...string) (string, error) {
+	t.Helper()
+	agent := c.agentPod(t, node)
+	args := append([]string{"exec", "-n", system, agent.Metadata.Name, "-c", "control", "--"}, argv...)
+	return c.try(t.Context(), nil, args...)
+}
