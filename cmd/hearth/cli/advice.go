@@ -21,7 +21,7 @@ import (
 func advice(config validator) []string {
 	switch c := config.(type) {
 	case *nodeagent.Config:
-		return slices.Concat(agentAdvice(c), tokenAdvice(c), agentTLS(c, time.Now()))
+		return slices.Concat(agentAdvice(c), kubernetesAdvice(c), tokenAdvice(c), agentTLS(c, time.Now()))
 	case *router.Config:
 		addresses := map[string]string{"listen.ingress": c.Listen.Ingress, "listen.admin": c.Listen.Admin}
 		for i, n := range c.Nodes {

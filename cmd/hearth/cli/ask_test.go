@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 )
@@ -35,7 +36,10 @@ func fakeAgent(t *testing.T) string {
 	mux := http.NewServeMux()
 	mux.Handle("GET /v1/node", answer(admin.Node{
 		Name: "node-1", Version: "v1", Roles: []string{"control", "data"}, Space: admin.Space{Capacity: 1 << 30, Used: 256 << 20},
-		Problems: []string{"the drive is slow"},
+		Problems: []string{"the drive is slow"}, Kubernetes: &admin.Kubernetes{
+			Registered: true, Server: "v1.37.2", Claims: map[string]int{"pulling": 1, "prepared": 2},
+			Pools: []admin.SlicePool{{Name: "node-1", Devices: 2, State: "published"}, {Name: "node-1/kv", State: "off", Detail: "kubernetes.devices does not name kv"}},
+		},
 	}))
 	mux.Handle("GET /v1/models", answer(map[string]any{"models": []admin.Model{model}}))
 	mux.HandleFunc("GET /v1/models/show", func(w http.ResponseWriter, r *http.Request) {
@@ -48,7 +52,17 @@ func fakeAgent(t *testing.T) string {
 	mux.Handle("GET /v1/endpoints", answer(map[string]any{"endpoints": []admin.Endpoint{
 		{Name: "engine-1", Pool: "sim", Engine: "sim", URL: "http://127.0.0.1:9", Reachable: true, Load: admin.Load{Running: 2, KVUsage: 0.25}},
 	}}))
-	mux.Handle("GET /v1/devices", answer(map[string]any{"devices": []admin.Device{{ID: "gpu-0", Product: "Sim", Health: "unhealthy"}, {ID: "gpu-1", Health: "healthy"}}}))
+	mux.Handle("GET /v1/devices", answer(map[string]any{"devices": []admin.Device{
+		{ID: "gpu-0", Product: "Sim", Health: "unhealthy", Facts: device.Facts{Memory: 80 << 30, PCIRoot: "pci0000:17", NUMA: new(1), NVLinkGroup: "nvl-0"}, Claims: []string{"llm/smol"}},
+		{ID: "gpu-1", Health: "healthy"},
+	}}))
+	mux.Handle("GET /v1/claims", answer(map[string]any{"claims": []admin.Claim{
+		{
+			Namespace: "llm", Name: "smol", State: "pulling", Pods: []string{"engine-0"}, Progress: "pulling org/name, 41 %, about 50 s left",
+			Devices:   []admin.ClaimDevice{{Kind: "gpu", Device: "gpu-0"}, {Kind: "gpu", Device: "gpu-1"}, {Kind: "cold", Device: "cold"}},
+			Artifacts: []admin.ClaimArtifact{{Ref: testRef, Present: 41, Size: 100}}, KV: &admin.ClaimKV{Memory: 40 << 30, NVMe: 100 << 30},
+		},
+	}}))
 	mux.HandleFunc("POST /v1/models/pull", func(w http.ResponseWriter, _ *http.Request) {
 		filling := model
 		filling.State, filling.Present = "Filling", 128<<20
@@ -87,7 +101,9 @@ func TestAnswersAreTablesForPeopleAndJSONForPrograms(t *testing.T) {
 		table []string
 		keys  []string
 	}{
-		{[]string{"status"}, []string{"node-1  v1", "control+data", "1 healthy, 1 unhealthy", "256.0 MiB of 1.0 GiB", "engine-1", "serving", "25%", testRef, "PROBLEMS", "node-1: the drive is slow"}, []string{"nodes"}},
+		{[]string{"status"}, []string{"node-1  v1", "control+data", "1 healthy, 1 unhealthy", "256.0 MiB of 1.0 GiB", "engine-1", "serving", "25%", testRef, "PROBLEMS", "node-1: the drive is slow", "SLICE POOL", "published", "2 prepared, 1 pulling", "kubernetes.devices does not name kv"}, []string{"nodes"}},
+		{[]string{"devices"}, []string{"PCIE ROOT", "node-1  gpu-0", "80.0 GiB", "pci0000:17", "nvl-0", "unhealthy", "llm/smol"}, []string{"devices"}},
+		{[]string{"claims"}, []string{"CLAIM", "node-1  llm", "smol", "pulling  2", testRef + "(41%)", "40.0 GiB + 100.0 GiB nvme", "engine-0", "node-1: llm/smol: pulling org/name, 41 %, about 50 s left"}, []string{"claims"}},
 		{[]string{"nodes"}, []string{"NODE", "gpu-0", "unhealthy", "gpu-1"}, []string{"nodes"}},
 		{[]string{"models", "list"}, []string{"REF", "node-1  " + testRef, "Ready", "100%", "abababababab"}, []string{"models"}},
 		{[]string{"models", "show", testRef}, []string{"state    Ready", "config.json", "cdcdcdcdcdcd"}, []string{"models"}},

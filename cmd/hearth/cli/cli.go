@@ -110,7 +110,7 @@ Start with 'hearth up', which runs a whole fabric on this machine.`,
 	}
 	add("run", a.runCommands()...)
 	add("ask", a.askCommands()...)
-	add("other", a.config(), a.certs(), a.version())
+	add("other", a.config(), a.certs(), a.uninstall(), a.version())
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit statuses mean", Long: terminal.ExitCodesText})
 	groups(root)
 	return root

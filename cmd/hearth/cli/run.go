@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/bench"
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
@@ -20,11 +21,11 @@ import (
 const envLog = "HEARTH_LOG"
 
 func (a *app) runCommands() []*cobra.Command {
-	return []*cobra.Command{up.Command(), a.agentCommand(), a.routerCommand(), up.EngineSimCommand(), bench.Command()}
+	return []*cobra.Command{up.Command(), a.agentCommand(), a.routerCommand(), up.EngineSimCommand(), up.HubSimCommand(), bench.Command()}
 }
 
 func (a *app) askCommands() []*cobra.Command {
-	return []*cobra.Command{a.status(), a.models(), a.nodes(), a.inject(), a.explain()}
+	return []*cobra.Command{a.status(), a.models(), a.nodes(), a.devices(), a.claims(), a.claim(), a.inject(), a.explain()}
 }
 
 // components are the kinds of configuration that `hearth config` knows.
@@ -60,6 +61,9 @@ it one file serves a control and a data process of the same node.`,
 			}
 			log := terminal.Logger(a.Err, os.Getenv(envLog))
 			warn(log, advice(config))
+			if config.Kubernetes.Enabled {
+				klog.SetSlogLogger(log) // what Kubernetes' own libraries say
+			}
 			agent, err := nodeagent.New(*config, nodeagent.Options{Version: readBuild().Version, Log: log})
 			if err == nil {
 				err = untilStopped(command.Context(), agent.Run)
@@ -68,6 +72,7 @@ it one file serves a control and a data process of the same node.`,
 				{"weights.dir", config.Weights.Dir},
 				{"weights.viewsDir", config.Weights.ViewsDir},
 				{"health.stateDir", config.Health.StateDir},
+				{"kubernetes.claimsDir", config.Kubernetes.ClaimsDir},
 				{"kv.dir", config.KV.Dir},
 				{"listen.socket", config.Listen.Socket},
 				{"listen.dataSocket", config.Listen.DataSocket},
@@ -96,6 +101,9 @@ It logs text on a terminal and JSON lines otherwise, at the level in $HEARTH_LOG
 			}
 			log := terminal.Logger(a.Err, os.Getenv(envLog))
 			warn(log, advice(config))
+			if config.Kubernetes.Enabled {
+				klog.SetSlogLogger(log) // what Kubernetes' own libraries say
+			}
 			r, err := router.New(*config, router.Options{ConfigFile: file, Version: readBuild().Version, Log: log})
 			if err == nil {
 				err = untilStopped(command.Context(), r.Run)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -133,6 +134,7 @@ type section struct {
 func (a *app) showStatus(said statusAnswer) error {
 	var problems []string
 	machines := section{header: []string{"NODE", "VERSION", "ROLES", "DEVICES", "WEIGHTS"}}
+	pools := section{header: []string{"NODE", "SLICE POOL", "STATE", "DEVICES", "CLAIMS", "DETAIL"}}
 	endpoints := section{header: []string{"NODE", "ENDPOINT", "POOL", "ENGINE", "STATE", "RUNNING", "WAITING", "KV", "URL"}}
 	models := section{header: []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "ACCESS", "LEASES", "DIGEST"}}
 	for _, n := range said.Nodes {
@@ -149,11 +151,12 @@ func (a *app) showStatus(said statusAnswer) error {
 			models.rows = append(models.rows, modelRows([]nodeModel{{Node: n.Node.Name, Model: m}})...)
 		}
 		problems = append(problems, whyNot(n)...)
+		pools.rows = append(pools.rows, poolRows(n.Node)...)
 		for _, problem := range n.Node.Problems {
 			problems = append(problems, n.Node.Name+": "+problem)
 		}
 	}
-	sections := []section{machines, endpoints, models}
+	sections := []section{machines, endpoints, models, pools}
 	if r := said.Router; r != nil {
 		sections = append(sections, routerSections(r)...)
 		for _, problem := range r.Problems {
@@ -184,6 +187,27 @@ func (a *app) showStatus(said statusAnswer) error {
 		fmt.Fprintln(a.Out, terminal.Plain(first))
 	}
 	return nil
+}
+
+// poolRows are the slice pools that a node is to publish, the first with the
+// claims that the node has; none where it is not on Kubernetes.
+func poolRows(n admin.Node) [][]string {
+	if n.Kubernetes == nil {
+		return nil
+	}
+	var claims []string
+	for _, state := range slices.Sorted(maps.Keys(n.Kubernetes.Claims)) {
+		claims = append(claims, fmt.Sprintf("%d %s", n.Kubernetes.Claims[state], state))
+	}
+	var rows [][]string
+	for _, p := range n.Kubernetes.Pools {
+		held := ""
+		if len(rows) == 0 {
+			held = strings.Join(claims, ", ")
+		}
+		rows = append(rows, []string{n.Name, p.Name, p.State, strconv.Itoa(p.Devices), held, p.Detail})
+	}
+	return rows
 }
 
 // whyNot tells of the models and endpoints that a table shows without a reason,

@@ -28,10 +28,10 @@ import (
 )
 
 type flags struct {
-	dir, model, origin, engine, kind, served, size string
-	nodes, engines                                 int
-	seed                                           uint64
-	check                                          bool
+	dir, model, origin, engine, kind, served, size, gpus string
+	nodes, engines                                       int
+	seed                                                 uint64
+	check                                                bool
 }
 
 // Bounds of --size.
@@ -80,6 +80,7 @@ main job runs headless and ends with one line of JSON on standard output.`,
 	o.StringVar(&f.served, "served-model", "demo", "model name that clients ask for and engines serve")
 	o.IntVar(&f.nodes, "nodes", 2, "number of nodes")
 	o.IntVar(&f.engines, "engines", 4, "number of engines, dealt out to the nodes in turn")
+	o.StringVar(&f.gpus, "gpus", "", "simulated GPUs of each node, such as h100x8, or a file of kind SimInventory")
 	o.BoolVar(&f.check, "check", false, "run the main job headless and report it as one line of JSON")
 	return c
 }
@@ -125,8 +126,8 @@ func (f *flags) validate() (units.Bytes, error) {
 		return 0, terminal.Usagef("--size: %w", err)
 	case size < minSize || size > maxSize:
 		return 0, terminal.Usagef("--size %s: want %s to %s", f.size, minSize.Human(), maxSize.Human())
-	case f.check && (f.engine != "" || f.model != "" || f.origin != ""):
-		return 0, terminal.Usagef("--check runs its own model and simulated engines; drop --engine, --model and --origin")
+	case f.check && (f.engine != "" || f.model != "" || f.origin != "" || f.gpus != ""):
+		return 0, terminal.Usagef("--check runs its own model and simulated engines; drop --engine, --model, --origin and --gpus")
 	case f.nodes < 1 || f.nodes > fabric.MaxNodes:
 		return 0, terminal.Usagef("--nodes %d: want 1 to %d", f.nodes, fabric.MaxNodes)
 	case f.engines < 1 || f.engines > fabric.MaxEngines:
@@ -173,7 +174,7 @@ func (f *flags) workDir() (string, func(), error) {
 // named.
 func (f *flags) fabricOptions(ctx context.Context, errOut io.Writer, size units.Bytes) (fabric.Options, error) {
 	o := fabric.Options{
-		Nodes: f.nodes, Engines: f.engines, Served: f.served, Engine: f.engine, EngineKind: f.kind, Origin: f.origin,
+		Nodes: f.nodes, Engines: f.engines, Served: f.served, Engine: f.engine, EngineKind: f.kind, Origin: f.origin, GPUs: f.gpus,
 	}
 	if f.engine == "" {
 		o.EngineKind = "sim"

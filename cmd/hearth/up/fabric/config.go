@@ -92,8 +92,11 @@ func (f *Fabric) configureNode(n *Node, origin string) error {
 	c.Health.StateDir = filepath.Join(n.dir, "health")
 	c.Health.AllowInject = true
 	c.Sources = []nodeagent.Source{f.source(ref, origin)}
+	c.Inventory.Sim = n.inventory
 	for _, e := range n.engines {
-		c.Devices = append(c.Devices, nodeagent.Device{ID: e.Device, Product: "simulated"})
+		if n.inventory == "" {
+			c.Devices = append(c.Devices, nodeagent.Device{ID: e.Device, Product: "simulated"})
+		}
 		c.Endpoints = append(c.Endpoints, nodeagent.Endpoint{
 			Name: e.Name, URL: e.URL, Engine: f.opts.EngineKind, Pool: poolName, Accelerator: "simulated",
 			Devices: []string{e.Device}, Ref: ref.String(), Models: []string{f.opts.Served},

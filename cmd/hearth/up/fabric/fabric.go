@@ -59,6 +59,10 @@ type Options struct {
 	// EngineLimit bounds the time an engine may take to get ready. Default 60s
 	// for the simulated one, 10m for others.
 	EngineLimit time.Duration
+	// GPUs are the simulated GPUs of each node: a product and a count such as
+	// "h100x8", or the path of a file of kind SimInventory. Empty gives each
+	// engine one without properties.
+	GPUs string
 	// SegmentSize and Streams configure the agents' pulls; 0 is the agent's default.
 	SegmentSize units.Bytes
 	Streams     int
@@ -147,9 +151,14 @@ func (f *Fabric) layOut(ctx context.Context, origin string) error {
 		}
 		f.Nodes = append(f.Nodes, node)
 	}
+	for _, node := range f.Nodes {
+		if err := f.equip(node); err != nil {
+			return err
+		}
+	}
 	for i := range f.opts.Engines {
 		node := f.Nodes[i%f.opts.Nodes]
-		e := &Engine{Node: node.Name, Device: "gpu-" + strconv.Itoa(len(node.engines)), port: take(1)[0]}
+		e := &Engine{Node: node.Name, Device: node.device(len(node.engines)), port: take(1)[0]}
 		e.URL = "http://127.0.0.1:" + strconv.Itoa(e.port)
 		e.Process = newProcess(f.opts.Dir, "engine-"+strconv.Itoa(i), nil)
 		node.engines = append(node.engines, e)

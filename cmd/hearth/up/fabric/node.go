@@ -34,6 +34,10 @@ type Node struct {
 	client  *admin.Client
 	dir     string
 	engines []*Engine
+	// inventory is the file that the agent reads its GPUs from, and gpus are
+	// their ids; empty without Options.GPUs.
+	inventory string
+	gpus      []string
 }
 
 func (f *Fabric) newNode(i int, ports []int) (*Node, error) {
