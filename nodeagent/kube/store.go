@@ -31,6 +31,7 @@ func (t Threshold) of(size units.Bytes) units.Bytes {
 	return max(t.Bytes, units.Bytes(math.Ceil(t.Share*float64(size))))
 }
 
+// String gives "10 %" or "1.0 GiB".
 func (t Threshold) String() string {
 	if t.Share > 0 {
 		return strconv.FormatFloat(t.Share*100, 'f', -1, 64) + " %"
