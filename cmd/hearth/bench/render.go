@@ -85,15 +85,15 @@ func replaceSection(page string, section []byte) error {
 	return nil
 }
 
-// origin says what wrote a page, of which tree and on which machine.
+// origin says what wrote a page, and on which machine.
 func origin(w *bytes.Buffer, r Report, by string) {
-	_, _ = fmt.Fprintf(w, "Written by `%s` at commit %.12s on %s, %d cores, %.0f GiB, kernel %s, %s, %s.\n",
-		by, r.Commit, r.Machine.CPU, r.Machine.Cores, float64(r.Machine.MemoryBytes)/(1<<30), r.Machine.Kernel, r.Machine.Go, r.Machine.Disk)
+	_, _ = fmt.Fprintf(w, "Written by `%s` on %s, %d cores, %.0f GiB, kernel %s, %s, %s.\n",
+		by, r.Machine.CPU, r.Machine.Cores, float64(r.Machine.MemoryBytes)/(1<<30), r.Machine.Kernel, r.Machine.Go, r.Machine.Disk)
 	_, _ = fmt.Fprintln(w, "Each figure is the median of interleaved pairs with its reference in one run; a ratio above 1 is better than the reference.")
 }
 
 func markdown(w *bytes.Buffer, r Report, plot string) {
-	_, _ = fmt.Fprintf(w, "\n`hearth bench %s`\n\n![%s](%s)\n\n", r.Bench, r.Bench, plot)
+	_, _ = fmt.Fprintf(w, "\n`hearth bench %s` at commit %.12s\n\n![%s](%s)\n\n", r.Bench, r.Commit, r.Bench, plot)
 	_, _ = fmt.Fprintln(w, "| row | value | unit | reference | ratio | aim | met | what |\n|---|---|---|---|---|---|---|---|")
 	for _, row := range r.Rows {
 		ref, ratio, aim := "-", "-", "-"
