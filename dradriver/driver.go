@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -172,7 +173,7 @@ func (d *Driver) HandleError(ctx context.Context, err error, text string) {
 	if d.o.HandleError != nil {
 		d.o.HandleError(ctx, err, text)
 	} else {
-		d.o.Log.Error("the kubelet's plugin library failed", "doing", text, "error", err)
+		d.o.Log.Error("the kubelet's plugin library failed", slog.String("doing", text), slog.Any("error", err))
 	}
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		select {
@@ -261,9 +262,7 @@ func (m *memory) addIfNew(a stock.Artifact) {
 
 func (m *memory) addLocked(artifacts []stock.Artifact) {
 	next := make(map[string]stock.Artifact, len(m.known)+len(artifacts))
-	for name, a := range m.known {
-		next[name] = a
-	}
+	maps.Copy(next, m.known)
 	for _, a := range artifacts {
 		name := WeightsDevice(a.Digest)
 		if _, ok := next[name]; !ok {

@@ -3,6 +3,7 @@ package dradriver
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -173,7 +174,7 @@ func (d *Driver) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo
 		if r.GetPluginRegistered() {
 			d.startedOnce.Do(func() { close(d.started) })
 		} else {
-			d.o.Log.Error("the kubelet refused the driver", "reason", r.GetError())
+			d.o.Log.Error("the kubelet refused the driver", slog.String("reason", r.GetError()))
 		}
 		return handler(ctx, req)
 	default:

@@ -28,6 +28,8 @@ type told struct {
 	deleted    []string
 	states     map[string]ClaimState // by UID; absent: as it was
 	err        error
+	asking     chan struct{} // where set, Claim tells here that it was asked
+	answering  chan struct{} // and waits here
 }
 
 func (c *told) Event(on Object, _ bool, reason, text string) {
@@ -48,7 +50,15 @@ func (c *told) DeletePod(pod Object) {
 	c.deleted = append(c.deleted, pod.Name)
 }
 
-func (c *told) Claim(_ context.Context, claim Object) (ClaimState, error) {
+func (c *told) Claim(ctx context.Context, claim Object) (ClaimState, error) {
+	if c.asking != nil {
+		c.asking <- struct{}{}
+		select {
+		case <-c.answering:
+		case <-ctx.Done():
+			return ClaimState{}, ctx.Err()
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if state, ok := c.states[claim.UID]; ok || c.err != nil {

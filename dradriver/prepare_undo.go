@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -74,7 +75,7 @@ func (d *Driver) undoAll(ctx context.Context, uids []string) []error {
 			continue
 		}
 		if err := d.releaseOwed(ctx, uid); err != nil {
-			d.o.Log.Info("what a claim held is released later", "claim", uid, "reason", err)
+			d.o.Log.Info("what a claim held is released later", slog.String("claim", uid), slog.Any("reason", err))
 		}
 	}
 	return errs

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -230,10 +231,10 @@ func (o *openings) failLocked(c *opening, pull *pulling, now time.Time) {
 	}
 	o.conditionsLocked(c, metav1.ConditionFalse, pull.request, v.reason, v.text)
 	c.wasFalse = true
-	o.d.o.Log.Warn("a pull for a claim cannot succeed", "claim", c.claim.UID, "ref", pull.weight.Ref.String(), "reason", v.reason, "text", v.text)
+	o.d.o.Log.Warn("a pull for a claim cannot succeed", slog.String("claim", c.claim.UID), slog.String("ref", pull.weight.Ref.String()), slog.String("reason", v.reason), slog.String("text", v.text))
 	if c.deletePod[pull.request] {
 		for _, pod := range c.pods {
-			o.d.o.Log.Warn("a pod is deleted since its weights cannot come", "claim", c.claim.UID, "pod", pod.Name)
+			o.d.o.Log.Warn("a pod is deleted since its weights cannot come", slog.String("claim", c.claim.UID), slog.String("pod", pod.Name))
 			o.d.o.Cluster.DeletePod(pod)
 		}
 	}

@@ -41,7 +41,8 @@ func TestJudgeTellsWaitingFromFailure(t *testing.T) {
 		"without deadline":  {stock.Progress{Present: 1, Size: 2}, time.Time{}, verdict{text: "pulling org/name, 50 %"}},
 		"past its deadline": {stock.Progress{Present: 1, Size: 2}, now, verdict{failed: true, reason: "PullDeadline", text: "not there within its time: pulling org/name, 50 %"}},
 		"forbidden": {
-			stock.Progress{Failed: "403", Reason: "Forbidden", Final: true}, now.Add(time.Hour),
+			stock.Progress{Failed: "403", Reason: "Forbidden", Final: true},
+			now.Add(time.Hour),
 			verdict{failed: true, reason: "Forbidden", text: "cannot pull hub://org/name@main: 403"},
 		},
 		"final without a reason": {stock.Progress{Failed: "odd", Final: true}, now, verdict{failed: true, reason: "Failed", text: "cannot pull hub://org/name@main: odd"}},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"reflect"
 	"slices"
 	"time"
@@ -16,6 +17,9 @@ import (
 // recoverTimeout bounds what recovery does for one claim.
 const recoverTimeout = 20 * time.Second
 
+// stateTimeout bounds a question to the API server.
+const stateTimeout = 10 * time.Second
+
 // Restore makes the CDI folder what the ledger says: the folder is often in
 // memory and does not outlive a boot. Run does it before the kubelet is
 // answered, and nothing else may run meanwhile. What fails is tried again by
@@ -27,11 +31,11 @@ func (d *Driver) Restore() {
 			continue
 		}
 		if _, err := d.o.CDI.Write(entry.UID, cdi.DevicesOf(withDevicesNow(entry, view.devices, d.o.DriverMounts))); err != nil {
-			d.o.Log.Error("a prepared claim's CDI file cannot be written", "claim", entry.UID, "error", err)
+			d.o.Log.Error("a prepared claim's CDI file cannot be written", slog.String("claim", entry.UID), slog.Any("error", err))
 		}
 	}
 	if _, err := d.o.CDI.Sweep(d.live); err != nil {
-		d.o.Log.Error("the CDI folder cannot be swept", "error", err)
+		d.o.Log.Error("the CDI folder cannot be swept", slog.Any("error", err))
 	}
 }
 
@@ -50,7 +54,7 @@ func (d *Driver) recoverAlways(ctx context.Context) {
 	for {
 		if err := d.Recover(ctx); err != nil && ctx.Err() == nil {
 			d.recoverFailed.Add(1)
-			d.o.Log.Warn("the node and the claims differ and are compared again", "error", err)
+			d.o.Log.Warn("the node and the claims differ and are compared again", slog.Any("error", err))
 		}
 		if !d.waitToRecover(ctx, tick.C, weights, &reachable) {
 			return
@@ -88,8 +92,15 @@ func (d *Driver) Recover(ctx context.Context) error {
 	// is known by the time it is looked for.
 	held, err := d.heldBy(ctx)
 	errs = append(errs, err)
+	answers := true
 	for _, entry := range d.o.Ledger.Entries() {
-		errs = append(errs, d.inTurn(ctx, entry.UID, d.recoverClaim))
+		gone := false
+		if answers {
+			gone, answers = d.gone(ctx, &entry)
+		}
+		errs = append(errs, d.inTurn(ctx, entry.UID, func(ctx context.Context, uid string) error {
+			return d.recoverClaim(ctx, &entry, gone)
+		}))
 	}
 	for _, uid := range d.owed.all() {
 		errs = append(errs, d.inTurn(ctx, uid, d.recoverOwed))
@@ -146,23 +157,16 @@ func (d *Driver) heldBy(ctx context.Context) ([]string, error) {
 	return slices.Compact(uids), errors.Join(errs...)
 }
 
-// recoverClaim mends one claim that the ledger knows.
-func (d *Driver) recoverClaim(ctx context.Context, uid string) error {
-	entry, known := d.o.Ledger.Get(uid)
+// recoverClaim mends one claim that the ledger knows. What was asked of the API
+// server counts for the claim as it was then: it may have moved on since.
+func (d *Driver) recoverClaim(ctx context.Context, asked *ledger.Entry, gone bool) error {
+	entry, known := d.o.Ledger.Get(asked.UID)
 	if !known {
 		return nil
 	}
-	rebooted := entry.Boot != d.o.Ledger.BootID()
-	if entry.State == ledger.Begun || rebooted {
-		gone, err := d.gone(ctx, &entry)
-		if err != nil {
-			// The API server does not answer: the claim stays what it is.
-			d.o.Log.Debug("a claim cannot be asked for", "claim", uid, "error", err)
-		}
-		if gone {
-			d.o.Log.Info("a claim is undone that nobody wants any more", "claim", uid, "state", string(entry.State))
-			return d.undo(ctx, uid)
-		}
+	if same := entry.State == asked.State && entry.Begun.Equal(asked.Begun) && entry.Boot == asked.Boot; gone && same {
+		d.o.Log.Info("a claim is undone that nobody wants any more", slog.String("claim", entry.UID), slog.String("state", string(entry.State)))
+		return d.undo(ctx, entry.UID)
 	}
 	if entry.State != ledger.Prepared {
 		return nil
@@ -172,13 +176,21 @@ func (d *Driver) recoverClaim(ctx context.Context, uid string) error {
 
 // gone reports whether a claim that was begun, or was prepared before the node
 // was booted, is wanted no more. One that was prepared since is the kubelet's to
-// end: its containers may run.
-func (d *Driver) gone(ctx context.Context, entry *ledger.Entry) (bool, error) {
+// end: its containers may run. answers is false where the API server was asked
+// and did not answer; then the claim stays what it is. Nobody waits for a turn
+// meanwhile.
+func (d *Driver) gone(ctx context.Context, entry *ledger.Entry) (gone, answers bool) {
+	if entry.State == ledger.Prepared && entry.Boot == d.o.Ledger.BootID() {
+		return false, true
+	}
+	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
+	defer cancel()
 	state, err := d.o.Cluster.Claim(ctx, Object{Kind: "ResourceClaim", Namespace: entry.Namespace, Name: entry.Name, UID: entry.UID})
 	if err != nil {
-		return false, err
+		d.o.Log.Debug("a claim cannot be asked for", slog.String("claim", entry.UID), slog.Any("error", err))
+		return false, false
 	}
-	return !state.Exists || entry.State == ledger.Begun && !state.AllocatedHere, nil
+	return !state.Exists || entry.State == ledger.Begun && !state.AllocatedHere, true
 }
 
 // restore gives a prepared claim back what it lacks.
@@ -195,7 +207,7 @@ func (d *Driver) restore(ctx context.Context, entry ledger.Entry) error {
 		}
 		_, err := d.o.Cache.Hold(ctx, w.Digest, entry.UID)
 		if errors.Is(err, stock.ErrNotReady) {
-			d.o.Log.Error("an artifact that a claim uses is no longer whole on this node", "claim", entry.UID, "digest", w.Digest.String())
+			d.o.Log.Error("an artifact that a claim uses is no longer whole on this node", slog.String("claim", entry.UID), slog.String("digest", w.Digest.String()))
 		}
 		errs = append(errs, err)
 	}
@@ -220,7 +232,7 @@ func (d *Driver) recoverUnknown(ctx context.Context, uid string) error {
 	if d.live(uid) {
 		return nil
 	}
-	d.o.Log.Info("what an unknown claim held is released", "claim", uid)
+	d.o.Log.Info("what an unknown claim held is released", slog.String("claim", uid))
 	d.owed.add(uid)
 	return d.releaseOwed(ctx, uid)
 }
@@ -238,7 +250,7 @@ func (d *Driver) sweepSpecs(ctx context.Context) error {
 			if d.live(uid) {
 				return nil
 			}
-			d.o.Log.Info("the CDI file of an unknown claim is removed", "claim", uid)
+			d.o.Log.Info("the CDI file of an unknown claim is removed", slog.String("claim", uid))
 			return d.o.CDI.Remove(uid)
 		}))
 	}

@@ -92,6 +92,33 @@ func TestRecoverUndoesABegunClaimThatNobodyWants(t *testing.T) {
 	}
 }
 
+func TestAQuestionToTheAPIServerKeepsNoClaimWaiting(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cache.SetDown(true)
+	c := everything()
+	r.prepare(t, c)
+	r.cache.SetDown(false)
+	r.cluster.states[string(c.UID)] = ClaimState{}
+	r.cluster.asking, r.cluster.answering = make(chan struct{}), make(chan struct{})
+	ended := make(chan error, 1)
+	go func() { ended <- r.Recover(t.Context()) }()
+	<-r.cluster.asking
+	// The claim is prepared while the answer, which says that it is gone, is on
+	// its way: the answer is of a claim that was not prepared.
+	r.mustPrepare(t, c)
+	close(r.cluster.answering)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if entry, known := r.o.Ledger.Get(string(c.UID)); !known || entry.State != ledger.Prepared {
+		t.Errorf("a claim that was prepared meanwhile is %+v", entry)
+	}
+	r.cluster.asking = nil
+	r.mustUnprepare(t, c.UID)
+	r.wantNothing(t)
+}
+
 func TestRecoverLeavesAPreparedClaimOfThisBootToTheKubelet(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

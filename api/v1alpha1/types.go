@@ -69,7 +69,7 @@ type ClassConfig struct {
 	DeletePodOnPullFailure bool `json:"deletePodOnPullFailure,omitempty"`
 	// PullDeadline is how long a pull may take before it counts as failed; 0
 	// means the agent's configuration.
-	PullDeadline metav1.Duration `json:"pullDeadline,omitempty"`
+	PullDeadline metav1.Duration `json:"pullDeadline,omitzero"`
 }
 
 // DeepCopyObject implements runtime.Object.

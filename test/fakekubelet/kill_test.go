@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 		err = l.run()
 	}
 	if err != nil {
-		slog.Error("the driver's process failed", "error", err)
+		slog.Error("the driver's process failed", slog.Any("error", err))
 		os.Exit(1)
 	}
 	os.Exit(0)
@@ -163,7 +163,7 @@ func (m *machine) serve(t *testing.T, p *process, do func(ctx context.Context, k
 	case err := <-p.ended:
 		p.ended <- err
 		cancel()
-		<-worked
+		_ = <-worked // what the kubelet of a dead driver saw
 		return true, nil
 	}
 }
@@ -218,7 +218,7 @@ func TestAKilledProcessLeavesWhatTheNextOneFinishes(t *testing.T) {
 		}
 		if ended {
 			killed++
-			<-p.ended
+			_ = <-p.ended // it was killed
 		} else {
 			p.end(t)
 		}

@@ -54,8 +54,7 @@ type machine struct {
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	// The path of a socket must be short.
-	dir, err := os.MkdirTemp("", "fk")
+	dir, err := os.MkdirTemp("", "fk") //nolint:usetesting // the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}

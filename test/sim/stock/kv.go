@@ -20,10 +20,9 @@ type KV struct {
 	dir   string
 	space stock.Space
 
-	mu      sync.Mutex
-	taken   map[string]stock.Reservation
-	down    bool
-	changed []chan struct{}
+	mu    sync.Mutex
+	taken map[string]stock.Reservation
+	down  bool
 }
 
 // OpenKV opens the node that a directory is, with the space given.
