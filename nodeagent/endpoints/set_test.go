@@ -119,7 +119,8 @@ func TestASetThatIsWrongChangesNothing(t *testing.T) {
 	for _, list := range [][]Endpoint{
 		{{Name: "a", URL: "http://127.0.0.1:2", Engine: EngineSim}},
 		{{Name: "b", URL: "nonsense", Engine: EngineSim}},
-		{good, good}, many,
+		{good, good},
+		many,
 	} {
 		if err := p.Set(list); err == nil {
 			t.Errorf("took %d endpoints", len(list))

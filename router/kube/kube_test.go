@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -43,9 +44,7 @@ func (o *told) note() {
 func (o *told) setPods(pods map[string][]pool.Pod) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for name, list := range pods {
-		o.pods[name] = list
-	}
+	maps.Copy(o.pods, pods)
 	o.note()
 }
 
