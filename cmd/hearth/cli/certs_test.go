@@ -24,7 +24,7 @@ func TestCertsPrintsSecretsOfOneAuthorityWithTheRolesInThem(t *testing.T) {
 	}
 	want := map[string]string{"hearth-agent-tls": "spiffe://example.org/hearth/agent/nodes", "hearth-router-tls": "spiffe://example.org/hearth/router/router"}
 	seen := 0
-	for _, document := range strings.Split(out.String(), "---\n") {
+	for document := range strings.SplitSeq(out.String(), "---\n") {
 		if document == "" {
 			continue
 		}
