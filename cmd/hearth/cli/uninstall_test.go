@@ -20,7 +20,7 @@ import (
 // installed is a node on which an agent has run, and its configuration file.
 func installed(t *testing.T) (config nodeagent.Config, file string) {
 	t.Helper()
-	dir := t.TempDir()
+	dir := shortDir(t)
 	c := nodeagent.Default()
 	c.Node = "node-1"
 	c.Listen.Socket, c.Listen.DataSocket = filepath.Join(dir, "agent.sock"), filepath.Join(dir, "data.sock")

@@ -22,7 +22,7 @@ func TestNodesGetTheSimulatedGPUsThatWereAskedFor(t *testing.T) {
 	if err := os.WriteFile(file, []byte("apiVersion: hearth.dev/v1alpha1\nkind: SimInventory\ngpus: [{product: a100, count: 1}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "hu") // a socket's path is short
+	dir, err := os.MkdirTemp("", "hu") //nolint:usetesting // t.TempDir is too long a path for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
