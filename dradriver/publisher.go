@@ -126,7 +126,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 	next, err := p.ask(ctx)
 	if err != nil {
-		return nil //nolint:nilerr // ctx ended, which is how Run ends
+		return nil
 	}
 	if err := p.start(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -152,7 +152,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		}
 		if asked {
 			if next, err = p.ask(ctx); err != nil {
-				return nil //nolint:nilerr // ctx ended, which is how Run ends
+				return nil
 			}
 			ask.Reset(next)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -166,7 +165,7 @@ var everything = dradriver.Pools{GPUs: true, Weights: true, KV: true}
 // start runs a Publisher of node "n" and gives the func that ends it.
 func start(t *testing.T, client kubernetes.Interface, opts dradriver.PublisherOptions) (*dradriver.Publisher, func()) {
 	t.Helper()
-	opts.Node, opts.Client, opts.Log = "n", client, slog.New(slog.NewTextHandler(io.Discard, nil))
+	opts.Node, opts.Client, opts.Log = "n", client, slog.New(slog.DiscardHandler)
 	p, err := dradriver.NewPublisher(opts)
 	if err != nil {
 		t.Fatal(err)

@@ -20,9 +20,6 @@ func weightsDevice(a stock.Artifact, d stock.Drive) resourceapi.Device {
 	return planWeights(a, d).Device
 }
 
-// coldDevice is what the slice says of what the node can still take.
-func coldDevice(d stock.Drive) resourceapi.Device { return planCold(d, int64(d.Free)).Device }
-
 // kvDevice is what the slice says of the node's KV space.
 func kvDevice(s stock.Space) resourceapi.Device { return planKV(s).Device }
 
