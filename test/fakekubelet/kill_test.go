@@ -163,10 +163,13 @@ func (m *machine) serve(t *testing.T, p *process, do func(ctx context.Context, k
 	case err := <-p.ended:
 		p.ended <- err
 		cancel()
-		_ = <-worked // what the kubelet of a dead driver saw
+		_ = drain(worked) // what the kubelet of a dead driver saw
 		return true, nil
 	}
 }
+
+// drain waits for a channel's one value.
+func drain(c <-chan error) error { return <-c }
 
 func TestAKilledProcessLeavesWhatTheNextOneFinishes(t *testing.T) {
 	t.Parallel()
@@ -218,7 +221,7 @@ func TestAKilledProcessLeavesWhatTheNextOneFinishes(t *testing.T) {
 		}
 		if ended {
 			killed++
-			_ = <-p.ended // it was killed
+			_ = drain(p.ended) // it was killed
 		} else {
 			p.end(t)
 		}
