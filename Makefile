@@ -20,7 +20,7 @@ lint: ## go vet and golangci-lint, with the import law
 	scripts/lint
 generate: ## generate the report's Go types from its .proto
 	go tool -modfile=tools/go.mod buf generate
-bench: build ## measure router and weights; writes docs/bench and README's tables
+bench: build ## measure router, weights and claims; writes docs/bench and README's tables
 	scripts/bench
 bench-peers: build ## measure the router beside nginx, vllm-router and smg; writes docs/bench/peers
 	scripts/bench-peers

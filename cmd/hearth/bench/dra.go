@@ -1,0 +1,196 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// shape is one form of a Prepare call.
+type shape struct {
+	name   string
+	claims int
+	gpus   int  // of each claim
+	stock  bool // each claim has weights that are warm, and KV space
+	note   string
+}
+
+var shapes = []shape{
+	{"1_device", 1, 1, false, "a claim of one GPU"},
+	{"8_devices", 1, 6, true, "a claim of 6 GPUs, warm weights and KV space"},
+	{"32_devices", 1, 30, true, "a claim of 30 GPUs, warm weights and KV space"},
+	{"8x8_devices", 8, 6, true, "one call for 8 claims of 6 GPUs, warm weights and KV space"},
+}
+
+// draCycles is how often the memory row prepares and unprepares.
+const draCycles = 1000
+
+// Aims of Prepare, in ms, and of memory, in MiB.
+const (
+	prepareAim  = 20
+	prepareGoal = 10
+)
+
+func runDRA(cmd *cobra.Command, dir string, o options) ([]Row, error) {
+	r, err := startDRA(cmd.Context(), dir)
+	if err != nil {
+		return nil, err
+	}
+	defer r.stop()
+	var rows []Row
+	add := func(more ...Row) {
+		for _, row := range more {
+			o.progress(describe(row))
+		}
+		rows = append(rows, more...)
+	}
+	calls := 100
+	if o.full {
+		calls = 500
+	}
+	if _, err := r.measure(cmd.Context(), shapes[1], 20); err != nil { // the first ones open connections
+		return nil, err
+	}
+	for _, s := range shapes {
+		more, err := r.prepareRows(cmd.Context(), s, o.pairs, calls)
+		if err != nil {
+			return nil, err
+		}
+		add(more...)
+	}
+	more, err := r.cycleRows(cmd.Context())
+	if err != nil {
+		return nil, err
+	}
+	add(more...)
+	published, err := r.publishRow(cmd.Context(), o.pairs)
+	if err != nil {
+		return nil, err
+	}
+	add(published)
+	if more, err = nodesRows(cmd.Context(), filepath.Join(dir, "nodes")); err != nil {
+		return nil, err
+	}
+	add(more...)
+	return rows, nil
+}
+
+// figures are those of one kind of call, in ms, sorted.
+type figures struct{ wall, syncs, beyond, unprepare []float64 }
+
+func (f *figures) add(more figures) {
+	f.wall, f.syncs = append(f.wall, more.wall...), append(f.syncs, more.syncs...)
+	f.beyond, f.unprepare = append(f.beyond, more.beyond...), append(f.unprepare, more.unprepare...)
+}
+
+// quantile of unsorted values.
+func quantile(values []float64, q float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}
+
+// prepareRows measures one shape: its time beyond the fsyncs, and the fsyncs
+// beside the same ones made alone.
+func (r *draRig) prepareRows(ctx context.Context, s shape, pairs, calls int) ([]Row, error) {
+	var all figures
+	var p99s, p50s []float64
+	var cpu time.Duration
+	own := func() (float64, error) {
+		before, err := r.child.cpu()
+		if err != nil {
+			return 0, err
+		}
+		f, err := r.measure(ctx, s, calls)
+		if err != nil {
+			return 0, err
+		}
+		after, err := r.child.cpu()
+		if err != nil {
+			return 0, err
+		}
+		cpu += after - before
+		all.add(f)
+		p99s, p50s = append(p99s, quantile(f.beyond, 0.99)), append(p50s, quantile(f.beyond, 0.5))
+		return quantile(f.syncs, 0.99), nil
+	}
+	alone := func() (float64, error) {
+		values, err := rawSyncs(filepath.Join(r.dir, "raw"), s.claims, calls)
+		return quantile(values, 0.99), err
+	}
+	syncs, err := rounds(Row{
+		Name: "prepare_" + s.name + "_fsyncs_p99", Unit: "ms", Better: lower,
+		Note: fmt.Sprintf("what a call waits for its %d fsyncs of the ledger; p50 %.2f", 2*s.claims+1, quantile(all.syncs, 0.5)),
+	}, pairs, own, contender{"the same fsyncs alone", alone})
+	if err != nil {
+		return nil, err
+	}
+	syncs.Note = fmt.Sprintf("what a call waits for its %d fsyncs of the ledger; p50 %.2f", 2*s.claims+1, quantile(all.syncs, 0.5))
+	row := func(name string, q float64, spread []float64, note string) Row {
+		return Row{
+			Name: "prepare_" + s.name + name, Value: quantile(all.beyond, q), Unit: "ms", Better: lower, Pairs: pairs,
+			Spread: [2]float64{slices.Min(spread), slices.Max(spread)}, Met: true, Note: note,
+		}
+	}
+	p50 := row("_p50", 0.5, p50s, fmt.Sprintf("%s; beyond its fsyncs; Prepare and Unprepare take %.2f ms of CPU in the driver", s.note, ms(cpu)/float64(pairs*calls)))
+	p99 := row("_p99", 0.99, p99s, fmt.Sprintf("the same; with the fsyncs %.1f, Unprepare %.1f with them; goal %d",
+		quantile(all.wall, 0.99), quantile(all.unprepare, 0.99), prepareGoal))
+	p99.Aim, p99.Met = prepareAim, p99.Value < prepareAim
+	return []Row{p50, p99, syncs}, nil
+}
+
+// cycleRows prepares and unprepares a thousand times and looks what that leaves.
+func (r *draRig) cycleRows(ctx context.Context) ([]Row, error) {
+	s := shapes[1]
+	// More than the tombstones that the ledger keeps, so that they are counted
+	// before as after.
+	if _, err := r.measure(ctx, s, 3*draCycles/10); err != nil {
+		return nil, err
+	}
+	heap0, rss0, err := r.memory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	if _, err := r.measure(ctx, s, draCycles); err != nil {
+		return nil, err
+	}
+	took := time.Since(begin)
+	heap1, rss1, err := r.memory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	left, what, err := r.left(ctx)
+	if err != nil {
+		return nil, err
+	}
+	heap, grown, rest := heap1-heap0, rss1-rss0, float64(left)
+	return []Row{
+		{
+			Name: "cycles_rss_growth", Value: grown, Unit: "MiB", Better: lower, Pairs: 1, Spread: [2]float64{grown, grown}, Aim: 4, Met: grown <= 4,
+			Note: fmt.Sprintf("resident memory after %d Prepare and Unprepare of %s in %.1f s; it was %.1f MiB; live heap %+.2f MiB", draCycles, s.note, took.Seconds(), rss0, heap),
+		},
+		{
+			Name: "cycles_left", Value: rest, Unit: "things", Better: lower, Pairs: 1, Spread: [2]float64{rest, rest}, Met: left == 0,
+			Note: "begun or prepared claims, CDI files, holds, reservations and metadata after that" + what,
+		},
+	}, nil
+}
+
+// memory is the driver's live heap and resident memory, in MiB, once it has
+// given back what nothing needs.
+func (r *draRig) memory(ctx context.Context) (heap, rss float64, err error) {
+	const mib = 1 << 20
+	stats, err := r.ask(ctx, settlePath)
+	if err != nil {
+		return 0, 0, err
+	}
+	resident, err := r.child.rss("VmRSS")
+	return float64(stats.Heap) / mib, float64(resident) / mib, err
+}

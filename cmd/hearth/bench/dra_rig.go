@@ -1,0 +1,292 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/hearth-dev/hearth/dradriver"
+	"github.com/hearth-dev/hearth/durable"
+	"github.com/hearth-dev/hearth/test/sim/kubeapi"
+)
+
+// draNode is the node's name in the bench.
+const draNode = "bench"
+
+// draRig is the driver in a process of its own, an API server in this one, and
+// the kubelet's side of the driver's socket.
+type draRig struct {
+	dir    string
+	api    *kubeapi.Server
+	server *http.Server
+	addr   string // of the API server
+	child  *process
+	conn   *grpc.ClientConn
+	kube   drav1.DRAPluginClient
+}
+
+func startDRA(ctx context.Context, dir string) (*draRig, error) {
+	r := &draRig{dir: dir, api: kubeapi.New()}
+	for _, sub := range []string{"raw", "registry"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+			return nil, fmt.Errorf("make bench directory: %w", err)
+		}
+	}
+	if err := r.api.Put(map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": draNode}}); err != nil {
+		return nil, err
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("start API server: %w", err)
+	}
+	r.addr = l.Addr().String()
+	r.server = &http.Server{Handler: r.api, ReadHeaderTimeout: time.Minute}
+	go func() { _ = r.server.Serve(l) }()
+	addr, err := freeAddr(ctx)
+	if err != nil {
+		r.stop()
+		return nil, err
+	}
+	if r.child, err = start(ctx, -1, addr, "bench", "child-driver", "--addr", addr, "--dir", dir, "--api", "http://"+r.addr); err != nil {
+		r.stop()
+		return nil, err
+	}
+	r.conn, err = grpc.NewClient("unix://"+filepath.Join(dir, "plugin", "dra.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		r.stop()
+		return nil, fmt.Errorf("reach driver: %w", err)
+	}
+	r.kube = drav1.NewDRAPluginClient(r.conn)
+	return r, nil
+}
+
+func (r *draRig) stop() {
+	if r.conn != nil {
+		_ = r.conn.Close()
+	}
+	if r.child != nil {
+		r.child.stop()
+	}
+	_ = r.server.Close()
+}
+
+// claimOf makes an allocated claim as the scheduler leaves it. first is the
+// node's first GPU that it has.
+func claimOf(s shape, i, first int) *resourceapi.ResourceClaim {
+	driver := dradriver.Name
+	name := fmt.Sprintf("claim-%d", i)
+	claim := &resourceapi.ResourceClaim{
+		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name, UID: uuid.NewUUID()},
+	}
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod-" + name, UID: uuid.NewUUID()}}
+	var results []resourceapi.DeviceRequestAllocationResult
+	for g := range s.gpus {
+		results = append(results, resourceapi.DeviceRequestAllocationResult{
+			Request: "gpus", Driver: driver, Pool: dradriver.PoolGPUs(draNode), Device: string(draDevices()[first+g].ID),
+		})
+	}
+	if s.stock {
+		weights, kv := types.UID(uuid.NewUUID()), types.UID(uuid.NewUUID())
+		results = append(results,
+			resourceapi.DeviceRequestAllocationResult{
+				Request: "model", Driver: driver, Pool: dradriver.PoolWeights(draNode), Device: dradriver.WeightsDevice(draArtifact().Digest), ShareID: &weights,
+			},
+			resourceapi.DeviceRequestAllocationResult{
+				Request: "kv", Driver: driver, Pool: dradriver.PoolKV(draNode), Device: dradriver.DeviceKV, ShareID: &kv,
+				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{dradriver.CapacityMemory: resource.MustParse("1Gi")},
+			})
+	}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
+	return claim
+}
+
+// measure prepares and unprepares claims of a shape so many times.
+func (r *draRig) measure(ctx context.Context, s shape, calls int) (figures, error) {
+	var f figures
+	for range calls {
+		if err := ctx.Err(); err != nil {
+			return f, err
+		}
+		if err := r.once(ctx, s, &f); err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+func (r *draRig) once(ctx context.Context, s shape, f *figures) error {
+	var claims []*drav1.Claim
+	for i := range s.claims {
+		c := claimOf(s, i, i*s.gpus)
+		if err := r.api.Put(c); err != nil {
+			return err
+		}
+		claims = append(claims, &drav1.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)})
+	}
+	before, err := r.stats(ctx)
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	prepared, err := r.kube.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{Claims: claims})
+	wall := time.Since(begin)
+	if err != nil {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	for _, c := range claims {
+		answer := prepared.GetClaims()[c.GetUid()]
+		if got := len(answer.GetDevices()); answer.GetError() != "" || got != s.gpus && got != s.gpus+2 {
+			return fmt.Errorf("prepare %s: %d devices, %s", c.GetName(), got, answer.GetError())
+		}
+	}
+	after, err := r.stats(ctx)
+	if err != nil {
+		return err
+	}
+	begin = time.Now()
+	unprepared, err := r.kube.NodeUnprepareResources(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: claims})
+	unprepare := time.Since(begin)
+	if err != nil {
+		return fmt.Errorf("unprepare: %w", err)
+	}
+	for _, c := range claims {
+		if text := unprepared.GetClaims()[c.GetUid()].GetError(); text != "" {
+			return fmt.Errorf("unprepare %s: %s", c.GetName(), text)
+		}
+		r.api.Delete(resourceapi.SchemeGroupVersion.String(), "resourceclaims", c.GetNamespace(), c.GetName())
+	}
+	syncs := after.SyncTime - before.SyncTime
+	f.add(figures{[]float64{ms(wall)}, []float64{ms(syncs)}, []float64{ms(wall - syncs)}, []float64{ms(unprepare)}})
+	return nil
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// stats asks the child what its ledger has waited for, and holds.
+func (r *draRig) stats(ctx context.Context) (draStats, error) { return r.ask(ctx, "/") }
+
+func (r *draRig) ask(ctx context.Context, path string) (draStats, error) {
+	var stats draStats
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.child.addr+path, nil)
+	if err != nil {
+		return stats, fmt.Errorf("ask driver: %w", err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return stats, fmt.Errorf("ask driver: %w", err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if err := json.NewDecoder(response.Body).Decode(&stats); err != nil {
+		return stats, fmt.Errorf("ask driver: %w", err)
+	}
+	return stats, nil
+}
+
+// left counts what is there once every claim was unprepared, and names it.
+func (r *draRig) left(ctx context.Context) (int, string, error) {
+	stats, err := r.stats(ctx)
+	if err != nil {
+		return 0, "", err
+	}
+	n, what := stats.Entries, ""
+	if n > 0 {
+		what = fmt.Sprintf(": %d claims", n)
+	}
+	for _, place := range []string{"cdi", "stock/holds", "kv/reserved", "kv/claims", "plugin/*/*"} {
+		found, err := filepath.Glob(filepath.Join(r.dir, place, "*"))
+		if err != nil {
+			return 0, "", fmt.Errorf("look what is left: %w", err)
+		}
+		if n += len(found); len(found) > 0 {
+			what += fmt.Sprintf(", %d in %s", len(found), place)
+		}
+	}
+	return n, strings.Replace(what, ",", ":", 1), nil
+}
+
+// rawSyncs makes the fsyncs of a call for n claims and nothing else, and gives
+// the ms that each call waits.
+func rawSyncs(dir string, n, calls int) ([]float64, error) {
+	var values []float64
+	record := make([]byte, 2000)
+	for range calls {
+		files := make([]durable.File, n)
+		names := make([]string, n)
+		for i := range n {
+			names[i] = filepath.Join(dir, fmt.Sprint(i))
+			f, err := durable.OS.OpenFile(durable.TempName(names[i]), os.O_CREATE|os.O_RDWR, 0o600)
+			if err == nil {
+				_, err = f.Write(record)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("write raw file: %w", err)
+			}
+			files[i] = f
+		}
+		waited, err := syncTogether(files)
+		if err != nil {
+			return nil, err
+		}
+		for i, f := range files {
+			if err := durable.OS.Rename(f.Name(), names[i]); err != nil {
+				return nil, fmt.Errorf("rename raw file: %w", err)
+			}
+		}
+		begin := time.Now()
+		if err := durable.OS.SyncDir(dir); err != nil {
+			return nil, fmt.Errorf("sync raw directory: %w", err)
+		}
+		waited += time.Since(begin)
+		for _, f := range files {
+			if _, err := f.Write(record); err != nil {
+				return nil, fmt.Errorf("write raw file: %w", err)
+			}
+		}
+		again, err := syncTogether(files)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, ms(waited+again))
+		for i, f := range files {
+			if err := errors.Join(f.Close(), durable.OS.Remove(names[i])); err != nil {
+				return nil, fmt.Errorf("remove raw file: %w", err)
+			}
+		}
+	}
+	return values, nil
+}
+
+// syncTogether syncs files side by side.
+func syncTogether(files []durable.File) (time.Duration, error) {
+	begin := time.Now()
+	outcome := make(chan error, len(files))
+	for _, f := range files {
+		go func() { outcome <- f.Datasync() }()
+	}
+	var errs []error
+	for range files {
+		errs = append(errs, <-outcome)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return 0, fmt.Errorf("sync raw file: %w", err)
+	}
+	return time.Since(begin), nil
+}
