@@ -40,7 +40,11 @@ func driverMounts(root string) ([]ledger.Mount, error) {
 		if err != nil || strings.HasPrefix(inside, "..") {
 			return fmt.Errorf("read kubernetes.driverRoot: %s leads out of it, to %s", path, host)
 		}
-		if info, err := os.Stat(host); err != nil || !info.Mode().IsRegular() {
+		info, err := os.Stat(host)
+		if err != nil {
+			return fmt.Errorf("read kubernetes.driverRoot: %w", err)
+		}
+		if !info.Mode().IsRegular() {
 			return nil // a folder that is named like one
 		}
 		list = append(list, ledger.Mount{

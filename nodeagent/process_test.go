@@ -208,8 +208,7 @@ func (f *fabric) problems() string {
 
 // codeOf is the code of an error of the local API.
 func codeOf(err error) string {
-	var refusal *admin.Error
-	if errors.As(err, &refusal) {
+	if refusal, ok := errors.AsType[*admin.Error](err); ok {
 		return refusal.Code
 	}
 	return ""

@@ -45,46 +45,46 @@ func TestDecodeReadsEachKind(t *testing.T) {
 func TestDecodeRefusesAndSaysWhichField(t *testing.T) {
 	t.Parallel()
 	const head = `{"apiVersion":"hearth.dev/v1alpha1","kind":`
-	for text, want := range map[string]string{
-		head + `"WeightsConfig","hostPath":"/var/lib"}`:                             `WeightsConfig: unknown field "hostPath"`,
-		head + `"WeightsConfig","Ref":"hub://a/b"}`:                                 `unknown field "Ref"`,
-		head + `"WeightsConfig","ref":"hub://a/b","ref":"hub://a/c"}`:               `duplicate field "ref"`,
-		head + `"WeightsConfig","ref":"dir:///models/x"}`:                           `ref "dir:///models/x": want hub://org/name@revision`,
-		head + `"WeightsConfig","ref":7}`:                                           `ref`,
-		head + `"KVConfig","ref":"hub://a/b"}`:                                      `KVConfig: unknown field "ref"`,
-		head + `"ClassConfig","pullDeadline":"-1s"}`:                                `pullDeadline`,
-		head + `"ClassConfig","pullDeadline":"soon"}`:                               `soon`,
-		head + `"ClassConfig","pullDeadline":"25h"}`:                                `want 0 to 24h`,
-		head + `"GpuConfig"}`:                                                       `unknown kind GpuConfig`,
-		`{"apiVersion":"hearth.dev/v1","kind":"KVConfig"}`:                          `unknown kind KVConfig of hearth.dev/v1`,
-		`{"apiVersion":"hearth.dev/v1alpha1"}`:                                      `apiVersion and kind must be set`,
-		`{"kind":"KVConfig"}`:                                                       `apiVersion and kind must be set`,
-		`{}`:                                                                        `apiVersion and kind must be set`,
-		`null`:                                                                      ``,
-		`[`:                                                                         ``,
-		``:                                                                          ``,
-		head + `"KVConfig"} {"kind":"KVConfig"}`:                                    ``,
-		head + `"KVConfig","containerPath":"kv"}`:                                   `containerPath "kv": want an absolute path`,
-		head + `"KVConfig","containerPath":"/a/../b"}`:                              `want a clean path`,
-		head + `"KVConfig","containerPath":"/a/"}`:                                  `want a clean path`,
-		head + `"KVConfig","containerPath":"/"}`:                                    `hide the container's own files`,
-		head + `"KVConfig","containerPath":"/proc"}`:                                `inside /proc`,
-		head + `"KVConfig","containerPath":"/dev/shm"}`:                             `inside /dev`,
-		head + `"KVConfig","containerPath":"/etc/ld.so.preload"}`:                   `inside /etc`,
-		head + `"KVConfig","containerPath":"/var/run/secrets"}`:                     `inside /var/run`,
-		head + `"KVConfig","containerPath":"/usr/lib/python3"}`:                     `inside /usr`,
-		head + `"KVConfig","containerPath":"/a\nb"}`:                                `control characters`,
-		head + `"KVConfig","containerPath":"/` + strings.Repeat("a", 1024) + `"}`:   `want at most 1024`,
-		head + `"ClassConfig","shareAcrossNamespaces":"yes"}`:                       `shareAcrossNamespaces`,
-		`{"apiVersion":"hearth.dev/v1alpha1","kind":"List","items":[{"kind":"x"}]}`: `unknown kind List`,
+	for _, test := range []struct{ text, want string }{
+		{head + `"WeightsConfig","hostPath":"/var/lib"}`, `WeightsConfig: unknown field "hostPath"`},
+		{head + `"WeightsConfig","Ref":"hub://a/b"}`, `unknown field "Ref"`},
+		{head + `"WeightsConfig","ref":"hub://a/b","ref":"hub://a/c"}`, `duplicate field "ref"`},
+		{head + `"WeightsConfig","ref":"dir:///models/x"}`, `ref "dir:///models/x": want hub://org/name@revision`},
+		{head + `"WeightsConfig","ref":7}`, `ref`},
+		{head + `"KVConfig","ref":"hub://a/b"}`, `KVConfig: unknown field "ref"`},
+		{head + `"ClassConfig","pullDeadline":"-1s"}`, `pullDeadline`},
+		{head + `"ClassConfig","pullDeadline":"soon"}`, `soon`},
+		{head + `"ClassConfig","pullDeadline":"25h"}`, `want 0 to 24h`},
+		{head + `"GpuConfig"}`, `unknown kind GpuConfig`},
+		{`{"apiVersion":"hearth.dev/v1","kind":"KVConfig"}`, `unknown kind KVConfig of hearth.dev/v1`},
+		{`{"apiVersion":"hearth.dev/v1alpha1"}`, `apiVersion and kind must be set`},
+		{`{"kind":"KVConfig"}`, `apiVersion and kind must be set`},
+		{`{}`, `apiVersion and kind must be set`},
+		{`null`, ``},
+		{`[`, ``},
+		{``, ``},
+		{head + `"KVConfig"} {"kind":"KVConfig"}`, ``},
+		{head + `"KVConfig","containerPath":"kv"}`, `containerPath "kv": want an absolute path`},
+		{head + `"KVConfig","containerPath":"/a/../b"}`, `want a clean path`},
+		{head + `"KVConfig","containerPath":"/a/"}`, `want a clean path`},
+		{head + `"KVConfig","containerPath":"/"}`, `hide the container's own files`},
+		{head + `"KVConfig","containerPath":"/proc"}`, `inside /proc`},
+		{head + `"KVConfig","containerPath":"/dev/shm"}`, `inside /dev`},
+		{head + `"KVConfig","containerPath":"/etc/ld.so.preload"}`, `inside /etc`},
+		{head + `"KVConfig","containerPath":"/var/run/secrets"}`, `inside /var/run`},
+		{head + `"KVConfig","containerPath":"/usr/lib/python3"}`, `inside /usr`},
+		{head + `"KVConfig","containerPath":"/a\nb"}`, `control characters`},
+		{head + `"KVConfig","containerPath":"/` + strings.Repeat("a", 1024) + `"}`, `want at most 1024`},
+		{head + `"ClassConfig","shareAcrossNamespaces":"yes"}`, `shareAcrossNamespaces`},
+		{`{"apiVersion":"hearth.dev/v1alpha1","kind":"List","items":[{"kind":"x"}]}`, `unknown kind List`},
 	} {
-		config, err := v1alpha1.Decode([]byte(text))
+		config, err := v1alpha1.Decode([]byte(test.text))
 		if err == nil {
-			t.Errorf("%s: decoded to %+v", text, config)
+			t.Errorf("%s: decoded to %+v", test.text, config)
 			continue
 		}
-		if !errors.Is(err, v1alpha1.ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want ErrInvalid with %q", text, err, want)
+		if !errors.Is(err, v1alpha1.ErrInvalid) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, test.want ErrInvalid with %q", test.text, err, test.want)
 		}
 	}
 }

@@ -37,7 +37,7 @@ const draGPUs = 64
 var draDevices = sync.OnceValue(func() []device.Device {
 	devices, err := simgpu.Parse("bench", []byte(fmt.Sprintf("apiVersion: hearth.dev/v1alpha1\nkind: SimInventory\ndeviceNodes: [/dev/null]\ngpus: [{product: h200, count: %d}]\n", draGPUs)), draNode)
 	if err != nil {
-		slog.Error("the bench's inventory is none", "error", err)
+		slog.Error("the bench's inventory is none", slog.Any("error", err))
 	}
 	return devices
 })

@@ -33,7 +33,10 @@ func (r *draRig) publishRow(ctx context.Context, pairs int) (Row, error) {
 	running, end := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- p.Run(running) }()
-	defer func() { end(); <-done }()
+	defer func() {
+		end()
+		_ = <-done // nil, as Run ends with its context
+	}()
 	changes := 0
 	change := func() (time.Duration, error) {
 		changes++

@@ -274,9 +274,24 @@ func TestASharedClaimIsAResourceClaim(t *testing.T) {
 func TestWhatCannotBeClaimedIsAUsageError(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
-		{"--gpus", "0"}, {"--gpus", "31"}, {"--gpus", "-1"}, {"--gpus", "0", "--kv", "1Gi", "--product", "x"}, {"--kv", "much"}, {"--kv", "-1Gi"}, {"--kv", "0"},
-		{"--ref", "s3://x"}, {"--ref", "dir:///models/x"}, {"--ref", "hub://org/smol", "--model", "big"}, {"--same", "rack"}, {"--size", "3Gi"},
-		{"--name", "Big"}, {"--namespace", "a.b"}, {"--path", "/x"}, {"--model", "m", "--path", "x"}, {"--model", "org/m"}, {"--model", "a\nb"},
+		{"--gpus", "0"},
+		{"--gpus", "31"},
+		{"--gpus", "-1"},
+		{"--gpus", "0", "--kv", "1Gi", "--product", "x"},
+		{"--kv", "much"},
+		{"--kv", "-1Gi"},
+		{"--kv", "0"},
+		{"--ref", "s3://x"},
+		{"--ref", "dir:///models/x"},
+		{"--ref", "hub://org/smol", "--model", "big"},
+		{"--same", "rack"},
+		{"--size", "3Gi"},
+		{"--name", "Big"},
+		{"--namespace", "a.b"},
+		{"--path", "/x"},
+		{"--model", "m", "--path", "x"},
+		{"--model", "org/m"},
+		{"--model", "a\nb"},
 	} {
 		out, said, code := hearth(t, append([]string{"claim"}, args...)...)
 		if code != terminal.ExitUsage || out != "" {

@@ -152,7 +152,7 @@ func TestUninstallAsksTheAgentThatRuns(t *testing.T) {
 	go func() { done <- server.Serve(listener) }()
 	defer func() {
 		_ = server.Close()
-		<-done
+		_ = <-done // that it was closed
 	}()
 	if out, said, code := hearth(t, "uninstall", "--config", file, "--check"); code != 0 {
 		t.Errorf("beside an agent without claims --check ended with %d: %s%s", code, out, said)
