@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hearth-dev/hearth/test/kubelab/cgroup"
 	"github.com/hearth-dev/hearth/test/kubelab/lab"
 )
 
@@ -89,6 +90,30 @@ func (before trace) compare(t *testing.T) {
 	}
 }
 
+// killAt runs a program until it tells of a step, and kills it there.
+func killAt(t *testing.T, step, program string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	progress, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	reached := false
+	for scanner := bufio.NewScanner(progress); !reached && scanner.Scan(); {
+		t.Log(scanner.Text())
+		reached = strings.HasPrefix(scanner.Text(), step)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || !reached {
+		t.Fatalf("it was not killed at %q: %v", step, err)
+	}
+}
+
 func TestAKilledUpIsTakenDownAndBroughtUpAnew(t *testing.T) {
 	before := traces(t)
 	program, _ := buildProbe(t)
@@ -102,37 +127,19 @@ func TestAKilledUpIsTakenDownAndBroughtUpAnew(t *testing.T) {
 		}
 		before.compare(t)
 	})
-	up := exec.CommandContext(t.Context(), program, "up", "--name="+name, "--nodes=1")
-	progress, err := up.StderrPipe()
+	// Each run takes down what the one before it left.
+	for _, step := range []string{"starting the control plane", "starting 1 nodes"} {
+		killAt(t, step, program, "up", "--name="+name, "--nodes=1")
+		if _, err := lab.Open(name); err == nil {
+			t.Error("what the killed run left passes for a lab")
+		}
+	}
+	groups, err := cgroup.Open("/kubelab-" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := up.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for scanner := bufio.NewScanner(progress); scanner.Scan(); {
-		t.Log(scanner.Text())
-		if strings.HasPrefix(scanner.Text(), "starting 1 nodes") {
-			break
-		}
-	}
-	if err := up.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := up.Wait(); err == nil {
-		t.Fatal("the killed run succeeded")
-	}
-	left := 0
-	for what := range traces(t) {
-		if strings.HasPrefix(what, "process ") && !before[what] {
-			left++
-		}
-	}
-	if left < 3 {
-		t.Fatalf("the killed run left %d processes: there is nothing to clean up", left)
-	}
-	if _, err := lab.Open(name); err == nil {
-		t.Error("what the killed run left passes for a lab")
+	if left, err := groups.Processes(""); err != nil || left < 3 {
+		t.Fatalf("the killed run left %d processes, %v: there is nothing to clean up", left, err)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

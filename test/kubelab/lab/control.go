@@ -218,7 +218,11 @@ func (l *Lab) Start(ctx context.Context, process string, args ...string) error {
 
 // Stop ends a process of the control plane with SIGTERM and returns when it is gone.
 func (l *Lab) Stop(ctx context.Context, process string) error {
-	return l.Control.Stop(ctx, process, syscall.SIGTERM, stopWithin)
+	within := stopWithin
+	if process == "kube-apiserver" {
+		within = 2 * time.Second // it would wait a minute for watches, which do not end by themselves
+	}
+	return l.Control.Stop(ctx, process, syscall.SIGTERM, within)
 }
 
 // Kill is Stop with SIGKILL.
