@@ -31,7 +31,7 @@ func (osFS) Mkdir(path string, perm fs.FileMode) error    { return os.Mkdir(path
 func (osFS) MkdirAll(path string, perm fs.FileMode) error { return os.MkdirAll(path, perm) }
 func (osFS) Rename(from, to string) error                 { return os.Rename(from, to) }
 func (osFS) Remove(path string) error                     { return os.Remove(path) }
-func (osFS) RemoveAll(path string) error                  { return os.RemoveAll(path) }
+func (osFS) RemoveAll(path string) error                  { return removeAll(path) }
 func (osFS) Link(from, to string) error                   { return os.Link(from, to) }
 func (osFS) Symlink(target, path string) error            { return os.Symlink(target, path) }
 func (osFS) Readlink(path string) (string, error)         { return os.Readlink(path) }
