@@ -21,7 +21,7 @@ const (
 	DefaultCoalesce = 10 * time.Second
 	DefaultSettle   = 10 * time.Second
 	// DefaultResync is how long slices stay wrong that somebody else changed,
-	// and how long those of an earlier run stay where nothing takes their place.
+	// and how long those of an earlier run stay that are not to be published.
 	DefaultResync = 10 * time.Second
 	// askAgain is the time between questions for the cluster's features: gates
 	// change when an API server starts anew, which sends no signal.
@@ -68,6 +68,7 @@ type Publisher struct {
 
 	// What Run alone uses.
 	settler    settler
+	earlier    earlier
 	queue      *poolQueue
 	controller *resourceslice.Controller
 	sent       map[string]resourceslice.Pool
@@ -101,6 +102,7 @@ func NewPublisher(opts PublisherOptions) (*Publisher, error) {
 		subs:    map[chan struct{}]struct{}{},
 		books:   books{pools: map[string]*PoolState{}, masked: map[string]bool{}},
 		settler: settler{coalesce: opts.Coalesce, settle: opts.Settle},
+		earlier: earlier{settle: opts.Settle},
 		sent:    map[string]resourceslice.Pool{},
 	}, nil
 }
@@ -126,6 +128,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 	next, err := p.ask(ctx)
 	if err != nil {
+		return nil
+	}
+	if err := p.remember(ctx); err != nil {
 		return nil
 	}
 	if err := p.start(ctx); err != nil {
@@ -226,6 +231,9 @@ func (p *Publisher) publish(now time.Time) time.Time {
 	offer.Node, offer.Pools, offer.Features = p.opts.Node, p.opts.Pools, features
 	offer, wake := p.settler.next(offer, now)
 	plan := PlanSlices(offer)
+	if at := p.earlier.keep(&plan, offer, now); !at.IsZero() && (wake.IsZero() || at.Before(wake)) {
+		wake = at
+	}
 	wanted := map[string]resourceslice.Pool{}
 	var refused []error
 	for name, pool := range plan.Resources.Pools {

@@ -23,6 +23,7 @@ type settler struct {
 
 	gpus device.Snapshot // as last known
 
+	free      int64          // size of the cold device that an earlier run published
 	weights   *stock.Weights // as published; Drive.Free holds what Cold.Taken adds
 	cold      Cold           // as published; Taken is 0
 	weightsAt time.Time      // when they last changed
@@ -61,7 +62,7 @@ func (s *settler) next(o Offer, now time.Time) (Offer, time.Time) {
 }
 
 func (s *settler) nextWeights(w stock.Weights, cold Cold, now time.Time, later func(time.Time)) {
-	published := int64(0)
+	published := s.free
 	if s.weights != nil {
 		published = int64(s.weights.Drive.Free)
 	}
