@@ -40,17 +40,21 @@ type cluster struct{ *lab.Lab }
 
 var c cluster
 
+// envLab names a lab that is up with Hearth on it, for a person who runs single
+// tests again and again: it is neither made nor taken down.
+const envLab = "HEARTH_E2E_LAB"
+
 func TestMain(m *testing.M) {
 	flag.Parse()
 	ctx, cancel := context.WithCancel(context.Background())
 	code := 1
+	if name := os.Getenv(envLab); name != "" {
+		os.Exit(onLab(m, name))
+	}
 	if err := bringUp(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 	} else {
 		code = m.Run()
-	}
-	if code != 0 && c.Lab != nil {
-		c.dump()
 	}
 	if err := lab.Down(ctx, labName); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
@@ -58,6 +62,17 @@ func TestMain(m *testing.M) {
 	}
 	cancel()
 	os.Exit(code)
+}
+
+// onLab runs the tests on a lab that is up.
+func onLab(m *testing.M, name string) int {
+	l, err := lab.Open(name)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	c = cluster{l}
+	return m.Run()
 }
 
 // bringUp makes a lab of two nodes with Hearth's image in them and applies the
@@ -103,17 +118,40 @@ func (c cluster) install(ctx context.Context) error {
 	return nil
 }
 
+// begin is what each test starts with: at its end nothing may be left of it.
+func (c cluster) begin(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	t.Cleanup(func() {
+		failed := t.Failed()
+		c.settled(t)
+		if t.Failed() && !failed {
+			c.dump()
+		}
+		t.Logf("took %s", time.Since(began).Round(100*time.Millisecond))
+	})
+}
+
 // dump tells how the cluster was when something failed.
 func (c cluster) dump() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, args := range [][]string{
 		{"get", "pods", "-A", "-o", "wide"}, {"get", "resourceclaims", "-A"}, {"get", "resourceslices"}, {"get", "events", "-A", "--sort-by=.lastTimestamp"},
+		{"-n", workloads, "describe", "pods"},
 		{"-n", system, "logs", "-l", "app.kubernetes.io/name=hearth-agent", "--all-containers", "--prefix", "--tail=60"},
+		{"-n", system, "logs", "-l", "app.kubernetes.io/name=hearth-agent", "--all-containers", "--prefix", "--tail=20", "--previous", "--ignore-errors"},
 		{"-n", system, "logs", "-l", "app.kubernetes.io/name=hearth-router", "--prefix", "--tail=40"},
 	} {
 		out, _ := c.Kubectl(ctx, args...).CombinedOutput()
 		fmt.Fprintf(os.Stderr, "--- kubectl %s\n%s\n", strings.Join(args, " "), out)
+	}
+	for _, node := range c.Nodes() {
+		for _, args := range [][]string{{"status"}, {"claims"}, {"models", "list"}} {
+			out, err := c.hearth(ctx, node, args...)
+			fmt.Fprintf(os.Stderr, "--- hearth %s on %s: %v\n%s\n", strings.Join(args, " "), node.Name(), err, out)
+		}
+		fmt.Fprintln(os.Stderr, "---", lab.Tail(c.Log(node.Name(), "kubelet"), 20))
 	}
 }
 
@@ -145,7 +183,12 @@ func (c cluster) apply(t *testing.T, manifest string) {
 	if out, err := c.try(t.Context(), []byte(manifest), "apply", "-f", "-"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	t.Cleanup(func() { c.remove(t, manifest) })
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.dump() // before what there is to see is gone
+		}
+		c.remove(t, manifest)
+	})
 }
 
 func (c cluster) remove(t *testing.T, manifest string) {

@@ -12,7 +12,7 @@ import (
 )
 
 func TestCoreOneClaimInjectsGPUWeightsAndKVAndARequestReachesItsEngine(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	c.apply(t, example(t, "one-gpu-sim"))
 	p := c.ready(t, "one-gpu", 1)[0]
 	cl := c.prepared(t, p)
@@ -69,7 +69,7 @@ func mountOptions(t *testing.T, pid int, path string) []string {
 }
 
 func TestCoreNodeWithTheWeightsIsPreferred(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	// Either node in turn, so that no order of names or of load explains it.
 	for _, node := range c.Nodes() {
 		c.only(t, "demo/tiny", node)
@@ -99,9 +99,9 @@ func (c cluster) gone(t *testing.T, app string) {
 }
 
 func TestCoreColdPodWaitsForItsWeightsAndStarts(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	for _, n := range c.Nodes() {
-		_, _ = c.hearth(t.Context(), n, "rm", "hub://demo/other@main") // it may not be there
+		c.drop(t, "demo/other", n)
 	}
 	c.warm(t, "demo/other")
 	manifest := strings.NewReplacer("one-gpu", "cold", "demo/tiny", "demo/other").Replace(example(t, "one-gpu-sim"))
@@ -115,7 +115,7 @@ func TestCoreColdPodWaitsForItsWeightsAndStarts(t *testing.T) {
 }
 
 func TestCoreKilledAgentComesBackAndLosesNoClaim(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
 	c.apply(t, manifest)
 	p := c.ready(t, "one-gpu", 1)[0]

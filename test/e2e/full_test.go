@@ -13,7 +13,7 @@ import (
 )
 
 func TestFullTwoPodsShareOneWeightsDevice(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	node := c.Node(0)
 	c.only(t, "demo/tiny", node)
 	c.apply(t, example(t, "warm-replicas-sim"))
@@ -32,7 +32,7 @@ func TestFullTwoPodsShareOneWeightsDevice(t *testing.T) {
 }
 
 func TestFullUnmodifiedPodGetsAGPUByItsExtendedResource(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	c.apply(t, example(t, "extended-resource-sim"))
 	p := c.ready(t, "extended-resource", 1)[0]
 	if gpu, _ := c.prepared(t, p).device("gpu"); gpu == "" {
@@ -42,7 +42,7 @@ func TestFullUnmodifiedPodGetsAGPUByItsExtendedResource(t *testing.T) {
 }
 
 func TestFullClaimOutlivesARestartOfTheKubelet(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
 	c.apply(t, manifest)
 	p := c.ready(t, "one-gpu", 1)[0]
@@ -66,7 +66,7 @@ func TestFullClaimOutlivesARestartOfTheKubelet(t *testing.T) {
 }
 
 func TestFullWithTheDataRoleDeadPodsEndAndReportsGoOn(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
 	c.apply(t, manifest)
 	p := c.ready(t, "one-gpu", 1)[0]
@@ -86,7 +86,7 @@ func TestFullWithTheDataRoleDeadPodsEndAndReportsGoOn(t *testing.T) {
 }
 
 func TestFullWithTheControlRoleDeadPullsGoOnAndEnginesServe(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
 	c.apply(t, manifest)
 	p := c.ready(t, "one-gpu", 1)[0]
@@ -101,7 +101,7 @@ func TestFullWithTheControlRoleDeadPullsGoOnAndEnginesServe(t *testing.T) {
 }
 
 func TestFullUpdateAndDowngradeUnderLoadLoseNoRequestAndNoClaim(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	c.apply(t, example(t, "warm-replicas-sim"))
 	pods := c.ready(t, "warm-replicas", 2)
 	c.answered(t, "tiny")
@@ -147,7 +147,7 @@ func TestFullUpdateAndDowngradeUnderLoadLoseNoRequestAndNoClaim(t *testing.T) {
 }
 
 func TestFullPodDeletedByForceLeavesNothing(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
 	c.apply(t, manifest)
 	p := c.ready(t, "one-gpu", 1)[0]
@@ -158,7 +158,7 @@ func TestFullPodDeletedByForceLeavesNothing(t *testing.T) {
 }
 
 func TestFullAgentStartsWhileTheAPIServerIsDown(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
 	c.apply(t, manifest)
 	p := c.ready(t, "one-gpu", 1)[0]
@@ -203,7 +203,7 @@ func TestFullAgentStartsWhileTheAPIServerIsDown(t *testing.T) {
 }
 
 func TestFullNodeThatBootedAgainPreparesItsClaimsAgain(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
 	c.apply(t, manifest)
 	p := c.ready(t, "one-gpu", 1)[0]
@@ -227,7 +227,7 @@ func TestFullNodeThatBootedAgainPreparesItsClaimsAgain(t *testing.T) {
 }
 
 func TestFullBadClaimConfigIsRefusedWithATextForPeople(t *testing.T) {
-	t.Cleanup(func() { c.settled(t) })
+	c.begin(t)
 	for name, test := range map[string]struct{ from, to, said string }{
 		"host":  {"ref: hub://demo/tiny@main", "ref: hub://demo/tiny@main\n              containerPath: /etc", "/etc"},
 		"field": {"ref: hub://demo/tiny@main", "ref: hub://demo/tiny@main\n              hostPath: /root", "hostPath"},
@@ -285,7 +285,7 @@ func TestFullUninstallRefusesWhileClaimsArePreparedAndLeavesNothing(t *testing.T
 	p := c.ready(t, "one-gpu", 1)[0]
 	c.prepared(t, p)
 	node := c.node(t, p.Spec.NodeName)
-	if out, err := c.kubectlExec(t, p.Spec.NodeName, "/hearth", "uninstall", "--config", "/etc/hearth/agent.yaml", "--node", p.Spec.NodeName, "--check"); err == nil {
+	if out, err := c.kubectlExec(t, p.Spec.NodeName, "hearth", "uninstall", "--config", "/etc/hearth/agent.yaml", "--node", p.Spec.NodeName, "--check"); err == nil {
 		t.Errorf("an uninstall is fine with a prepared claim: %s", out)
 	} else if !strings.Contains(out+err.Error(), "one-gpu") {
 		t.Errorf("the refusal does not name the claim: %s %v", out, err)

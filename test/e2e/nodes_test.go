@@ -99,9 +99,19 @@ func (c cluster) node(t *testing.T, name string) *lab.Node {
 	return n
 }
 
-// processes finds the processes of a pod on its node whose command line has all
-// the words, by this system's pids.
+// processes finds the processes of a pod whose command line has all the words,
+// by this system's pids; there must be some.
 func (c cluster) processes(t *testing.T, p pod, words ...string) []int {
+	t.Helper()
+	found := processesNow(t, p, words...)
+	if len(found) == 0 {
+		t.Fatalf("pod %s has no process with %q", p.Metadata.Name, words)
+	}
+	return found
+}
+
+// processesNow is processes of a pod that may have none.
+func processesNow(t *testing.T, p pod, words ...string) []int {
 	t.Helper()
 	group := "pod" + p.Metadata.UID
 	var found []int
@@ -127,9 +137,6 @@ func (c cluster) processes(t *testing.T, p pod, words ...string) []int {
 			found = append(found, pid)
 		}
 	}
-	if len(found) == 0 {
-		t.Fatalf("pod %s has no process with %q", p.Metadata.Name, words)
-	}
 	return found
 }
 
@@ -150,7 +157,7 @@ func (c cluster) signal(t *testing.T, node, role string, s syscall.Signal) int {
 func (c cluster) roleBack(t *testing.T, node, role string, before int) {
 	t.Helper()
 	eventually(t, "the role "+role+" of "+node+" to be back", func(context.Context) error {
-		pids := c.processes(t, c.agentPod(t, node), "--role", role)
+		pids := processesNow(t, c.agentPod(t, node), "--role", role)
 		if len(pids) != 1 || pids[0] == before {
 			return fmt.Errorf("%w: pids %v", errAgain, pids)
 		}
@@ -186,6 +193,21 @@ func (c cluster) claims(ctx context.Context, node *lab.Node) ([]claim, error) {
 	}
 	var list struct{ Claims []claim }
 	return list.Claims, json.Unmarshal([]byte(out), &list)
+}
+
+// model is what `hearth models list --json` tells.
+type model struct {
+	Ref, Digest, State string
+	Leases             int
+}
+
+func (c cluster) models(ctx context.Context, node *lab.Node) ([]model, error) {
+	out, err := c.hearth(ctx, node, "models", "list", "--json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct{ Models []model }
+	return list.Models, json.Unmarshal([]byte(out), &list)
 }
 
 // prepared waits for the claim of a pod on its node.
@@ -238,20 +260,11 @@ func (c cluster) settled(t *testing.T) {
 			if err != nil || len(dirs) != 0 {
 				return fmt.Errorf("%w: KV directories %v", errAgain, dirs)
 			}
-			var models struct {
-				Models []struct {
-					Ref, State string
-					Leases     int
-				}
-			}
-			out, err := c.hearth(ctx, node, "models", "--json")
+			models, err := c.models(ctx, node)
 			if err != nil {
 				return err
 			}
-			if err := json.Unmarshal([]byte(out), &models); err != nil {
-				return err
-			}
-			for _, m := range models.Models {
+			for _, m := range models {
 				if m.Leases != 0 {
 					return fmt.Errorf("%w: %s has %d leases", errAgain, m.Ref, m.Leases)
 				}
@@ -273,19 +286,13 @@ func (c cluster) slicesAgree(t *testing.T) {
 		}
 		for _, node := range c.Nodes() {
 			ready := map[string]bool{}
-			out, err := c.hearth(ctx, node, "models", "--json")
+			models, err := c.models(ctx, node)
 			if err != nil {
 				return err
 			}
-			var models struct {
-				Models []struct{ Digest, State string }
-			}
-			if err := json.Unmarshal([]byte(out), &models); err != nil {
-				return err
-			}
-			for _, m := range models.Models {
-				if m.State == "ready" || m.State == "Ready" {
-					ready[m.Digest] = true
+			for _, m := range models {
+				if m.State == "Ready" {
+					ready[strings.TrimPrefix(m.Digest, "sha256:")] = true
 				}
 			}
 			published := map[string]bool{}
@@ -385,15 +392,31 @@ func (c cluster) warm(t *testing.T, repo string, nodes ...string) {
 func (c cluster) only(t *testing.T, repo string, node *lab.Node) {
 	t.Helper()
 	for _, n := range c.Nodes() {
-		verb := []string{"rm", "hub://" + repo + "@main"}
-		if n.Name() == node.Name() {
-			verb = []string{"pull", "hub://" + repo + "@main"}
+		if n.Name() != node.Name() {
+			c.drop(t, repo, n)
+			continue
 		}
-		if out, err := c.hearth(t.Context(), n, verb...); err != nil && verb[0] == "pull" {
+		if out, err := c.hearth(t.Context(), n, "models", "pull", "hub://"+repo+"@main"); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
 	c.warm(t, repo, node.Name())
+}
+
+// drop takes a model off a node, if it is there.
+func (c cluster) drop(t *testing.T, repo string, n *lab.Node) {
+	t.Helper()
+	ref := "hub://" + repo + "@main"
+	models, err := c.models(t.Context(), n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(models, func(m model) bool { return m.Ref == ref }) {
+		return
+	}
+	if _, err := c.hearth(t.Context(), n, "models", "rm", ref); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // events gives the texts of a namespace's events on an object.

@@ -63,11 +63,11 @@ func TestAnImageIsTheSameBytesEachTime(t *testing.T) {
 	if err := json.Unmarshal(outer[manifest[0].Config], &config); err != nil {
 		t.Fatal(err)
 	}
-	if config.Config.User != "65532" || strings.Join(config.Config.Env, "|") != `PATH=/|QUOTE="\` || strings.Join(config.Config.Entrypoint, "|") != "/program|first|sec ond" {
+	if config.Config.User != "65532" || strings.Join(config.Config.Env, "|") != `PATH=/usr/bin|QUOTE="\` || strings.Join(config.Config.Entrypoint, "|") != "/usr/bin/program|first|sec ond" {
 		t.Errorf("%+v", config)
 	}
 	inner := entries(t, outer[manifest[0].Layers[0]])
-	if string(inner["program"]) != "#!text program" || string(inner["etc/deep/extra"]) != "#!text extra" {
+	if string(inner["usr/bin/program"]) != "#!text program" || string(inner["etc/deep/extra"]) != "#!text extra" {
 		t.Errorf("the layer holds %v", inner)
 	}
 }
