@@ -257,7 +257,7 @@ func TestScrubTakesOutAFileTheDriveCannotRead(t *testing.T) {
 			}
 			return nil
 		})
-		good, err := w.puller.checkFile(t.Context(), f.SHA256, NewLimiter(0))
+		good, err := w.puller.checkFile(t.Context(), f.SHA256, NewLimiter(0), idly)
 		if good || err != nil {
 			t.Errorf("%s: the check says %v, %v", op, good, err)
 		}

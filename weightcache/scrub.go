@@ -163,7 +163,7 @@ func (p *Puller) scrubLoop(ctx context.Context) {
 		}
 		// Also where the check fails: the next file has its turn first.
 		p.store.noteCheck(sha, p.now())
-		if _, err := p.checkFile(ctx, sha, NewLimiter(p.scrub.rate)); err != nil && ctx.Err() == nil {
+		if _, err := p.checkFile(ctx, sha, NewLimiter(p.scrub.rate), idly); err != nil && ctx.Err() == nil {
 			p.log.Warn("cannot scrub file", slog.String("file", sha.String()), slog.Any("error", err))
 		}
 	}
@@ -214,30 +214,18 @@ func (s *Store) keepCheck(sha artifact.Digest, at time.Time) error {
 	return nil
 }
 
-// checkFile reads a stored file on a thread of idle I/O priority and takes it
-// out of the store where its bytes are not its digest's.
-func (p *Puller) checkFile(ctx context.Context, sha artifact.Digest, limiter *Limiter) (good bool, err error) {
-	type answer struct {
-		good bool
-		err  error
-	}
-	result := make(chan answer, 1)
-	go func() {
-		// The thread keeps its priority and ends with the goroutine.
-		runtime.LockOSThread()
-		setIdlePriority()
-		good, err := p.store.hashesTo(ctx, sha, limiter)
-		result <- answer{good, err}
-	}()
-	a := <-result
-	if errors.Is(a.err, ErrNotReady) && p.store.isBad(sha) {
+// checkFile reads a stored file and takes it out of the store where its bytes
+// are not its digest's. The reading is done by run: at once, or idly.
+func (p *Puller) checkFile(ctx context.Context, sha artifact.Digest, limiter *Limiter, run func(read func())) (good bool, err error) {
+	good, err = p.store.hashesTo(ctx, sha, limiter, run)
+	if errors.Is(err, ErrNotReady) && p.store.isBad(sha) {
 		p.repair() // it was missing from the drive
 	}
-	if a.err == nil && a.good {
-		a.err = p.store.keepCheck(sha, p.now())
+	if err == nil && good {
+		err = p.store.keepCheck(sha, p.now())
 	}
-	if a.err != nil || a.good {
-		return a.good, a.err
+	if err != nil || good {
+		return good, err
 	}
 	return false, p.takeOut(sha)
 }
@@ -266,7 +254,7 @@ func (s *Store) isBad(sha artifact.Digest) bool {
 }
 
 // hashesTo reads a stored file and compares its digest.
-func (s *Store) hashesTo(ctx context.Context, sha artifact.Digest, limiter *Limiter) (good bool, err error) {
+func (s *Store) hashesTo(ctx context.Context, sha artifact.Digest, limiter *Limiter, run func(read func())) (good bool, err error) {
 	f, err := s.openBlob(sha)
 	if errors.Is(err, syscall.EIO) {
 		return false, nil
@@ -276,30 +264,38 @@ func (s *Store) hashesTo(ctx context.Context, sha artifact.Digest, limiter *Limi
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	noReuse(f)
+	var sum artifact.Digest
+	var chunks []artifact.Digest
+	run(func() { sum, chunks, err = hash(ctx, f, limiter) })
+	switch {
+	case errors.Is(err, syscall.EIO):
+		return false, nil // the drive cannot give the bytes: as good as wrong
+	case err != nil || sum != sha:
+		return false, err
+	}
+	return true, s.mendChunks(sha, chunks)
+}
+
+// hash reads a file to its end.
+func hash(ctx context.Context, f io.Reader, limiter *Limiter) (sum artifact.Digest, chunks []artifact.Digest, err error) {
 	piece := pieces.Get().(*[pieceSize]byte)
 	defer pieces.Put(piece)
 	h := artifact.NewChunker()
 	for {
 		if ctx.Err() != nil {
-			return false, context.Cause(ctx)
+			return sum, nil, context.Cause(ctx)
 		}
 		n, err := f.Read(piece[:])
 		_, _ = h.Write(piece[:n])
 		if errors.Is(err, io.EOF) {
-			sum, chunks := h.Sum()
-			if sum != sha {
-				return false, nil
-			}
-			return true, s.mendChunks(sha, chunks)
-		}
-		if errors.Is(err, syscall.EIO) {
-			return false, nil // the drive cannot give the bytes: as good as wrong
+			sum, chunks = h.Sum()
+			return sum, chunks, nil
 		}
 		if err != nil {
-			return false, err
+			return sum, nil, err
 		}
 		if err := limiter.WaitN(ctx, n); err != nil {
-			return false, err
+			return sum, nil, err
 		}
 	}
 }
@@ -323,7 +319,7 @@ func (p *Puller) Verify(ctx context.Context, ref artifact.Ref) (VerifyResult, er
 	for _, f := range m.Files {
 		good, seen := verdicts[f.SHA256]
 		if !seen {
-			good, err = p.checkFile(ctx, f.SHA256, limiter)
+			good, err = p.checkFile(ctx, f.SHA256, limiter, atOnce)
 			if err != nil && !errors.Is(err, ErrNotReady) {
 				return result, fmt.Errorf("verify %s: file %s: %w", ref, f.Path, classified(err))
 			}
@@ -344,12 +340,24 @@ const (
 	ioprioIdle       = 3 << 13
 )
 
-// setIdlePriority lets everyone else's I/O and work go first. Where the kernel
-// refuses, the rate alone keeps the scrub gentle.
-func setIdlePriority() {
-	_, _, _ = syscall.Syscall(syscall.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioIdle)
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 19)
+// idly reads on a thread whose I/O lets everyone else's go first; where the
+// kernel refuses, the rate alone keeps the scrub gentle. Only reads belong there:
+// a lock held by a thread that waits for everyone makes everyone wait. For the
+// same reason the thread keeps its share of the processors: the runtime stops all
+// threads now and then, and none runs before the last has stopped.
+func idly(read func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // the thread keeps its priority and ends with the goroutine
+		_, _, _ = syscall.Syscall(syscall.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioIdle)
+		read()
+	}()
+	<-done
 }
+
+// atOnce reads as the caller.
+func atOnce(read func()) { read() }
 
 // noReuse asks the kernel not to keep pages for this reader's sake.
 func noReuse(f durable.File) {
