@@ -50,7 +50,7 @@ soak: build ## load routers for SOAK (default 10m) while all sorts of things fai
 	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 0 -tags soak -run TestTheBooks -v ./test/soak
 images: ## build Hearth's images as archives into bin/images, without Docker; TAG names them (default dev)
 	scripts/images $(or $(TAG),dev)
-lab: ## a real Kubernetes of two nodes on this machine, with Hearth's images; needs root, builds for minutes once
+lab: build ## a real Kubernetes of two nodes on this machine, with Hearth's images; needs root, builds for minutes once
 	scripts/lab up
 lab-down: ## take that cluster down
 	scripts/lab down

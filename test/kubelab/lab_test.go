@@ -118,7 +118,7 @@ func (b bench) pod(node *lab.Node) string {
 // from fetches an address from inside a probe.
 func (b bench) from(pod, url string, ca ...string) string {
 	b.t.Helper()
-	return b.kubectl("", append([]string{"exec", pod, "--", "/probe", "get", url}, ca...)...)
+	return b.kubectl("", append([]string{"exec", pod, "--", "probe", "get", url}, ca...)...)
 }
 
 // eventually tries until there is no error.
@@ -203,7 +203,7 @@ func TestALabOfTwoNodesIsACluster(t *testing.T) {
 			t.Errorf("the pod of node-1 answers %q", got)
 		}
 		b.eventually("a service by name", func() error {
-			output, err := b.tryKubectl("", "exec", pods[0], "--", "/probe", "get", "http://probe.default.svc.cluster.local/node")
+			output, err := b.tryKubectl("", "exec", pods[0], "--", "probe", "get", "http://probe.default.svc.cluster.local/node")
 			if err != nil || !strings.HasPrefix(output, "node-") {
 				return fmt.Errorf("%w: %s", err, output)
 			}
@@ -273,7 +273,7 @@ func reboot(t *testing.T, l *lab.Lab, pods []string) {
 		t.Error("the boot id stayed")
 	}
 	b.eventually("a pod of the new boot", func() error {
-		output, err := b.tryKubectl("", "exec", b.pod(n), "--", "/probe", "get", "http://127.0.0.1:8080/boot")
+		output, err := b.tryKubectl("", "exec", b.pod(n), "--", "probe", "get", "http://127.0.0.1:8080/boot")
 		if err != nil || output != n.BootID() {
 			return fmt.Errorf("the pod reads %q, %w", output, err)
 		}

@@ -83,6 +83,9 @@ func Up(ctx context.Context, o Options) (*Lab, error) {
 	if err := installProgram(ctx, o.Program, source, l.path("kubelab")); err != nil {
 		return nil, err
 	}
+	if err := built.PackPause(ctx, source, l.path("pause.tar")); err != nil {
+		return nil, err
+	}
 	fmt.Fprintln(o.Log, "starting the control plane")
 	if err := l.startControl(ctx); err != nil {
 		return nil, err

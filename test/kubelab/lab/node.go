@@ -142,7 +142,7 @@ func (n *Node) boot(ctx context.Context) error {
 	if err := n.waitContainerd(ctx); err != nil {
 		return err
 	}
-	for _, image := range append([]string{n.lab.programs.PauseArchive()}, n.lab.Images...) {
+	for _, image := range append([]string{n.lab.path("pause.tar")}, n.lab.Images...) {
 		if err := n.LoadImage(ctx, image); err != nil {
 			return err
 		}

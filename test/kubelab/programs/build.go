@@ -80,10 +80,6 @@ func buildAll(ctx context.Context, source, dir string, log io.Writer) error {
 		}
 		fmt.Fprintf(log, "built %s in %s\n", t.output, time.Since(began).Round(time.Second))
 	}
-	archive := filepath.Join(source, "..", "..", "scripts", "image")
-	if err := run(ctx, log, dir, nil, archive, "--user", "65535", PauseImage, "pause.tar", "pause"); err != nil {
-		return fmt.Errorf("pack image of pause: %w", err)
-	}
 	return nil
 }
 

@@ -24,18 +24,26 @@ import (
 	"time"
 )
 
-// PauseImage is the name of the image in Programs.PauseArchive.
+// PauseImage is the name of the image that PackPause makes.
 const PauseImage = "hearth.dev/pause:lab"
 
 // Programs is a complete folder of built programs.
 type Programs struct{ Dir string }
 
 // Path gives the absolute path of a program: kubernetes, containerd,
-// containerd-shim-runc-v2, ctr or runc.
+// containerd-shim-runc-v2, ctr, runc or pause.
 func (p Programs) Path(name string) string { return filepath.Join(p.Dir, name) }
 
-// PauseArchive is the file to load PauseImage from.
-func (p Programs) PauseArchive() string { return filepath.Join(p.Dir, "pause.tar") }
+// PackPause writes the image PauseImage, whose process holds a pod's namespaces
+// open, as an archive.
+func (p Programs) PackPause(ctx context.Context, source, archive string) error {
+	script := filepath.Join(source, "..", "..", "scripts", "image")
+	output, err := exec.CommandContext(ctx, script, "--user", "65535", PauseImage, archive, p.Path("pause")).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("pack image of pause: %w: %s", err, output)
+	}
+	return nil
+}
 
 // Source finds the folder test/kubelab of the checkout that the working
 // directory is in.
@@ -174,12 +182,16 @@ func key(ctx context.Context, source string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("ask go for its version: %w", err)
 	}
+	all, err := targets(source)
+	if err != nil {
+		return "", err
+	}
 	sum := sha256.New()
-	sum.Write(compiler)
+	fmt.Fprintf(sum, "%s%+v\n", compiler, all)
 	for _, name := range []string{
 		"programs/kubernetes/go.mod", "programs/kubernetes/go.sum", "programs/kubernetes/main.go",
 		"programs/containerd/go.mod", "programs/containerd/go.sum", "programs/runc/go.mod", "programs/runc/go.sum",
-		"programs/build.go", "pause/main.go", "../../scripts/image",
+		"pause/main.go",
 	} {
 		text, err := os.ReadFile(filepath.Join(source, name))
 		if err != nil {
