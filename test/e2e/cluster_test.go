@@ -106,10 +106,10 @@ func (c cluster) install(ctx context.Context) error {
 		{nil, []string{"apply", "-f", filepath.Join(root, "deployments/manifests/namespace.yaml")}},
 		{secrets, []string{"apply", "-f", "-"}},
 		{nil, []string{"apply", "-k", filepath.Join(root, "deployments/overlays/lab")}},
+		{nil, []string{"apply", "-f", filepath.Join(root, "deployments/examples/namespace.yaml")}},
 		{nil, []string{"-n", system, "rollout", "status", "deployment/hub-sim", "--timeout=4m"}},
 		{nil, []string{"-n", system, "rollout", "status", "daemonset/hearth-agent", "--timeout=4m"}},
 		{nil, []string{"-n", system, "rollout", "status", "deployment/hearth-router", "--timeout=4m"}},
-		{nil, []string{"apply", "-f", filepath.Join(root, "deployments/examples/namespace.yaml")}},
 	} {
 		if _, err := c.try(ctx, step.input, step.args...); err != nil {
 			return err
@@ -137,14 +137,19 @@ func (c cluster) dump() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, args := range [][]string{
-		{"get", "pods", "-A", "-o", "wide"}, {"get", "resourceclaims", "-A"}, {"get", "resourceslices"}, {"get", "events", "-A", "--sort-by=.lastTimestamp"},
+		{"get", "pods", "-A", "-o", "wide"}, {"get", "resourceclaims", "-A"}, {"get", "resourceslices"}, {"get", "events", "-A", "--sort-by=.lastTimestamp", "--field-selector=reason!=Pulled,reason!=Created,reason!=Scheduled"},
 		{"-n", workloads, "describe", "pods"},
 		{"-n", system, "logs", "-l", "app.kubernetes.io/name=hearth-agent", "--all-containers", "--prefix", "--tail=60"},
 		{"-n", system, "logs", "-l", "app.kubernetes.io/name=hearth-agent", "--all-containers", "--prefix", "--tail=20", "--previous", "--ignore-errors"},
 		{"-n", system, "logs", "-l", "app.kubernetes.io/name=hearth-router", "--prefix", "--tail=40"},
 	} {
 		out, _ := c.Kubectl(ctx, args...).CombinedOutput()
-		fmt.Fprintf(os.Stderr, "--- kubectl %s\n%s\n", strings.Join(args, " "), out)
+		fmt.Fprintf(os.Stderr, "--- kubectl %s\n", strings.Join(args, " "))
+		for line := range strings.Lines(string(out)) {
+			if !strings.Contains(line, "effective configuration") && !strings.Contains(line, `"router starts"`) {
+				fmt.Fprint(os.Stderr, line)
+			}
+		}
 	}
 	for _, node := range c.Nodes() {
 		for _, args := range [][]string{{"status"}, {"claims"}, {"models", "list"}} {

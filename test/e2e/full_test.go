@@ -1,15 +1,23 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/hearth-dev/hearth/test/kubelab/lab"
 )
 
 func TestFullTwoPodsShareOneWeightsDevice(t *testing.T) {
@@ -146,6 +154,89 @@ func TestFullUpdateAndDowngradeUnderLoadLoseNoRequestAndNoClaim(t *testing.T) {
 	}
 }
 
+func TestFullAgentThatIsReplacedIsRegisteredAgainBeforeItsSlicesGo(t *testing.T) {
+	c.begin(t)
+	node := c.Node(0)
+	before, err := c.sliceUIDs(t.Context(), node.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := c.agentPod(t, node.Name())
+	was, err := c.control(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := c.processes(t, old, "--role", "control")[0]
+	c.kubectl(t, "-n", system, "delete", "pod", old.Metadata.Name, "--wait=false")
+	began := time.Now()
+	var ended time.Duration
+	eventually(t, "another agent that the kubelet has registered", func(ctx context.Context) error {
+		if ended == 0 && syscall.Kill(pid, 0) != nil {
+			ended = time.Since(began)
+		}
+		is, err := c.control(ctx, node)
+		if err == nil && (is.Epoch == was.Epoch || !is.Kubernetes.Registered) {
+			err = fmt.Errorf("%w: %+v", errAgain, is)
+		}
+		return err
+	})
+	t.Logf("registered again %s after the order to stop, %s after control's end (aim: 10 s; the kubelet keeps slices for 30 s)",
+		time.Since(began).Round(100*time.Millisecond), (time.Since(began) - ended).Round(100*time.Millisecond))
+	after, err := c.sliceUIDs(t.Context(), node.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(before, after) {
+		t.Errorf("the node's slices are %v and were %v: they went meanwhile", after, before)
+	}
+	c.agentPod(t, node.Name())
+}
+
+// control is what `hearth status --json` tells of a node's role control.
+type control struct {
+	Epoch      uint64 // another one with each start
+	Kubernetes struct{ Registered bool }
+}
+
+func (c cluster) control(ctx context.Context, node *lab.Node) (control, error) {
+	out, err := c.hearth(ctx, node, "status", "--json")
+	if err != nil {
+		return control{}, err
+	}
+	var status struct{ Nodes []struct{ Node control } }
+	if err := json.Unmarshal([]byte(out), &status); err != nil {
+		return control{}, err
+	}
+	if len(status.Nodes) != 1 {
+		return control{}, fmt.Errorf("%w: %s", errAgain, out)
+	}
+	return status.Nodes[0].Node, nil
+}
+
+// sliceUIDs are those of a node's slices of this driver, sorted.
+func (c cluster) sliceUIDs(ctx context.Context, node string) ([]string, error) {
+	var list struct {
+		Items []struct {
+			Metadata struct{ UID string }
+			Spec     struct{ Driver string }
+		}
+	}
+	if err := c.get(ctx, &list, "resourceslices", "--field-selector", "spec.nodeName="+node); err != nil {
+		return nil, err
+	}
+	var uids []string
+	for _, s := range list.Items {
+		if s.Spec.Driver == "hearth.dev" {
+			uids = append(uids, s.Metadata.UID)
+		}
+	}
+	slices.Sort(uids)
+	if len(uids) == 0 {
+		return nil, fmt.Errorf("%w: no slice", errAgain)
+	}
+	return uids, nil
+}
+
 func TestFullPodDeletedByForceLeavesNothing(t *testing.T) {
 	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
@@ -235,7 +326,7 @@ func TestFullBadClaimConfigIsRefusedWithATextForPeople(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, n := range c.Nodes() {
-				_, _ = c.hearth(t.Context(), n, "rm", "hub://demo/tiny@main")
+				c.drop(t, "demo/tiny", n)
 			}
 			c.warm(t, "demo/tiny")
 			c.apply(t, strings.NewReplacer("one-gpu", "bad-"+name, test.from, test.to).Replace(example(t, "one-gpu-sim")))
@@ -308,6 +399,47 @@ func TestFullUninstallRefusesWhileClaimsArePreparedAndLeavesNothing(t *testing.T
 	})
 	if files := specs(t, node); len(files) != 0 {
 		t.Errorf("CDI files stay: %v", files)
+	}
+	for _, n := range c.Nodes() {
+		uninstalled(t, n)
+	}
+}
+
+// uninstalled runs `hearth uninstall --weights` on a node, outside of pods, and
+// looks at what is left.
+func uninstalled(t *testing.T, node *lab.Node) {
+	t.Helper()
+	for to, from := range map[string]string{
+		"usr-hearth": filepath.Join(root, "bin/hearth"),
+		"agent.yaml": filepath.Join(root, "deployments/overlays/lab/agent.yaml"),
+	} {
+		data, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// What describes devices stays in the ConfigMap, which is gone.
+		data = bytes.ReplaceAll(data, []byte("inventory:\n  sim: /etc/hearth/gpus.yaml\n"), nil)
+		if err := os.WriteFile(filepath.Join(node.Root(), "tmp", to), data, 0o755); err != nil { //nolint:gosec // a program
+			t.Fatal(err)
+		}
+	}
+	out, err := node.Run(t.Context(), "/tmp/usr-hearth", "uninstall", "--config", "/tmp/agent.yaml", "--node", node.Name(), "--weights")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, dir := range []string{"var/lib/hearth", "run/hearth", "var/run/cdi", "var/lib/kubelet/plugins", "var/lib/kubelet/plugins_registry"} {
+		err := filepath.WalkDir(filepath.Join(node.Root(), dir), func(path string, d fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			if err == nil && !d.IsDir() {
+				t.Errorf("%s stays on %s", strings.TrimPrefix(path, node.Root()), node.Name())
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
 	}
 }
 
