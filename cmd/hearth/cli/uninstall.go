@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,13 +134,18 @@ func claimName(namespace, name string, pods []string) string {
 }
 
 // uninstall removes what the agent keeps on the node and names what it removed.
-// The lock of the ledger keeps an agent from starting meanwhile.
+// The locks of ledger and stores keep an agent from starting meanwhile.
 func uninstall(config *nodeagent.Config, weights bool) (removed []string, err error) {
 	k := config.Kubernetes
+	free, err := alone(config)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, free()) }()
 	if _, err := os.Stat(k.ClaimsDir); err == nil {
 		book, err := ledger.Open(ledger.Options{Dir: k.ClaimsDir})
 		if errors.Is(err, durable.ErrLocked) {
-			return nil, terminal.Fail(terminal.ExitRefused, errors.New("uninstall: the agent runs"), "stop it first, or use --check")
+			return nil, agentRuns()
 		}
 		if err != nil {
 			return nil, fmt.Errorf("uninstall: %w", err)
@@ -164,7 +171,7 @@ func uninstall(config *nodeagent.Config, weights bool) (removed []string, err er
 		removed = append(removed, path)
 	}
 	folders := []folder{
-		{filepath.Join(k.PluginsDir, identity.Driver), []string{"dra.sock", "serialize.lock"}},
+		{filepath.Join(k.PluginsDir, identity.Driver), []string{"dra.sock", "serialize.lock", "dra-device-metadata"}},
 		{config.Health.StateDir, []string{"health.json*"}},
 		{k.ClaimsDir, []string{"*.json", "bad", "journal", "lock"}},
 	}
@@ -175,7 +182,7 @@ func uninstall(config *nodeagent.Config, weights bool) (removed []string, err er
 		}
 		folders = append(folders,
 			folder{views, []string{"*"}},
-			folder{config.Weights.Dir, []string{"FORMAT", "blobs", "chunks", "landing", "refs", "ready", "quarantine", "lock"}},
+			folder{config.Weights.Dir, []string{"FORMAT", "blobs", "chunks", "landing", "refs", "ready", "claims", "quarantine", "lock"}},
 			folder{config.KV.Dir, []string{"FORMAT", "reservations", "claims", "trash", "quarantine", "lock"}},
 		)
 	}
@@ -189,6 +196,42 @@ func uninstall(config *nodeagent.Config, weights bool) (removed []string, err er
 		}
 	}
 	return removed, nil
+}
+
+func agentRuns() error {
+	return terminal.Fail(terminal.ExitRefused, errors.New("uninstall: the agent runs"), "stop it first, all its roles, or use --check")
+}
+
+// alone refuses where a role of the agent runs, whichever, and takes the locks
+// of its stores, which free gives back.
+func alone(config *nodeagent.Config) (free func() error, err error) {
+	for _, socket := range []string{config.Listen.Socket, config.Listen.DataSocket} {
+		if conn, err := net.DialTimeout("unix", socket, askTimeout); err == nil {
+			return nil, errors.Join(agentRuns(), conn.Close())
+		}
+	}
+	var locks []io.Closer
+	free = func() (err error) {
+		for _, lock := range locks {
+			err = errors.Join(err, lock.Close())
+		}
+		return err
+	}
+	for _, dir := range []string{config.Weights.Dir, config.KV.Dir} {
+		path := filepath.Join(dir, "lock")
+		if _, err := os.Stat(path); err != nil {
+			continue // nothing was ever kept there
+		}
+		lock, err := durable.Lock(path)
+		if errors.Is(err, durable.ErrLocked) {
+			return nil, errors.Join(agentRuns(), free())
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("uninstall: %w", err), free())
+		}
+		locks = append(locks, lock)
+	}
+	return free, nil
 }
 
 // folder is one of the agent's, with the names that it puts there. Others,

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/configfile"
 	"github.com/hearth-dev/hearth/dradriver/ledger"
+	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
@@ -37,7 +39,9 @@ func installed(t *testing.T) (config nodeagent.Config, file string) {
 	put(t, filepath.Join(c.Health.StateDir, "health.json"), "{}")
 	put(t, filepath.Join(c.Health.StateDir, "mine.txt"), "not the agent's")
 	put(t, filepath.Join(c.Weights.Dir, "blobs", "sha256", "aa", "x"), "weights")
+	put(t, filepath.Join(c.Weights.Dir, "claims", "uid-1.json"), "{}")
 	put(t, filepath.Join(c.Kubernetes.PluginsDir, identity.Driver, "dra.sock"), "")
+	put(t, filepath.Join(c.Kubernetes.PluginsDir, identity.Driver, "dra-device-metadata", "llm_smol", "gpu", "metadata.json"), "{}")
 	put(t, filepath.Join(c.Kubernetes.PluginsDir, "other.example", "dra.sock"), "")
 	put(t, filepath.Join(c.Kubernetes.RegistrarDir, identity.Driver+"-reg.sock"), "")
 	put(t, filepath.Join(c.Kubernetes.CDIDir, "hearth.dev-claim_uid-1.json"), "{}")
@@ -164,4 +168,48 @@ func TestUninstallAsksTheAgentThatRuns(t *testing.T) {
 	if _, said, code := hearth(t, "uninstall", "--config", file, "--check"); code != terminal.ExitRefused || !strings.Contains(said, "claims prepared: llm/smol (of engine-0)") {
 		t.Errorf("beside an agent with a claim --check ended with %d: %s", code, said)
 	}
+}
+
+func TestUninstallRefusesWhileARoleOfTheAgentRuns(t *testing.T) {
+	t.Parallel()
+	lock := func(path string) func(t *testing.T) io.Closer {
+		return func(t *testing.T) io.Closer {
+			put(t, path, "")
+			held, err := durable.Lock(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return held
+		}
+	}
+	listen := func(path string) func(t *testing.T) io.Closer {
+		return func(t *testing.T) io.Closer {
+			listener, err := identity.ListenSocket(t.Context(), path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return listener
+		}
+	}
+	c, file := installed(t)
+	for name, run := range map[string]func(t *testing.T) io.Closer{
+		"the store of weights is in use": lock(filepath.Join(c.Weights.Dir, "lock")),
+		"the KV space is in use":         lock(filepath.Join(c.KV.Dir, "lock")),
+		"a control role listens":         listen(c.Listen.Socket),
+		"a data role listens":            listen(c.Listen.DataSocket),
+	} {
+		role := run(t)
+		for _, args := range [][]string{{"uninstall", "--config", file}, {"uninstall", "--config", file, "--weights"}} {
+			if out, said, code := hearth(t, args...); code != terminal.ExitRefused || !strings.Contains(said, "the agent runs") || strings.Contains(out, "removed") {
+				t.Errorf("where %s hearth %q ended with %d: %s%s", name, args, code, out, said)
+			}
+		}
+		if err := role.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, said, code := hearth(t, "uninstall", "--config", file, "--weights"); code != 0 {
+		t.Errorf("after all of them it ended with %d: %s", code, said)
+	}
+	look(t, []string{c.Weights.Dir, c.KV.Dir, filepath.Join(c.Kubernetes.PluginsDir, identity.Driver)}, nil)
 }
