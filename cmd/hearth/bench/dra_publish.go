@@ -31,11 +31,14 @@ func (r *draRig) publishRow(ctx context.Context, pairs int) (Row, error) {
 		return Row{}, err
 	}
 	running, end := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- p.Run(running) }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = p.Run(running) // nil, as it ends with its context
+	}()
 	defer func() {
 		end()
-		_ = <-done // nil, as Run ends with its context
+		<-done
 	}()
 	changes := 0
 	change := func() (time.Duration, error) {

@@ -152,11 +152,14 @@ func TestUninstallAsksTheAgentThatRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := &http.Server{Handler: admin.NewSocket(admin.Options{Pass: http.NotFoundHandler(), Claims: func() []admin.Claim { return claims }})}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(listener) // that it was closed
+	}()
 	defer func() {
 		_ = server.Close()
-		_ = <-done // that it was closed
+		<-done
 	}()
 	if out, said, code := hearth(t, "uninstall", "--config", file, "--check"); code != 0 {
 		t.Errorf("beside an agent without claims --check ended with %d: %s%s", code, out, said)
