@@ -69,13 +69,23 @@ func (osFS) Lock(path string) (io.Closer, error) {
 	// becomes of it.
 	err = retry(func() error { return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) })
 	if err == nil {
-		return f, nil
+		return held{f}, nil
 	}
 	_ = f.Close()
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, fmt.Errorf("lock %s: %w", path, ErrLocked)
 	}
 	return nil, fmt.Errorf("lock %s: %w", path, err)
+}
+
+// held is a lock that a file has.
+type held struct{ file *os.File }
+
+// Close gives the lock back by its name: closing the file alone leaves it to a
+// child that another goroutine has forked and that has yet to close its copy.
+func (h held) Close() error {
+	err := retry(func() error { return syscall.Flock(int(h.file.Fd()), syscall.LOCK_UN) })
+	return errors.Join(err, h.file.Close())
 }
 
 // Datasync flushes content and length, and skips times.
