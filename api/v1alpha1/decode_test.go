@@ -84,7 +84,7 @@ func TestDecodeRefusesAndSaysWhichField(t *testing.T) {
 			continue
 		}
 		if !errors.Is(err, v1alpha1.ErrInvalid) || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, test.want ErrInvalid with %q", test.text, err, test.want)
+			t.Errorf("%s: %v, want ErrInvalid with %q", test.text, err, test.want)
 		}
 	}
 }
