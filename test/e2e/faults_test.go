@@ -58,7 +58,7 @@ func TestFullWithTheDataRoleDeadPodsEndAndReportsGoOn(t *testing.T) {
 	}
 }
 
-func TestFullWithTheControlRoleDeadPullsGoOnAndEnginesServe(t *testing.T) {
+func TestFullWithTheControlRoleDeadEnginesServeAndClaimsStand(t *testing.T) {
 	c.begin(t)
 	manifest := example(t, "one-gpu-sim")
 	c.apply(t, manifest)
