@@ -67,11 +67,12 @@ type Options struct {
 // Driver answers the kubelet. It is safe for concurrent use; calls for one
 // claim go one after another, others side by side.
 type Driver struct {
-	o     Options
-	calls *calls
-	pulls *openings
-	seen  *memory
-	owed  *owing
+	o       Options
+	calls   *calls
+	pulls   *openings
+	seen    *memory
+	owed    *owing
+	answers *answers
 
 	started       chan struct{}
 	startedOnce   sync.Once
@@ -110,7 +111,10 @@ func New(o Options) (*Driver, error) {
 	if o.Cluster == nil {
 		o.Cluster = noCluster{}
 	}
-	d := &Driver{o: o, calls: newCalls(), seen: newMemory(), owed: newOwing(o.Ledger.Gone()), started: make(chan struct{}), fatal: make(chan error, 1)}
+	d := &Driver{
+		o: o, calls: newCalls(), seen: newMemory(), owed: newOwing(o.Ledger.Gone()), answers: newAnswers(),
+		started: make(chan struct{}), fatal: make(chan error, 1),
+	}
 	d.pulls = newOpenings(d)
 	return d, nil
 }

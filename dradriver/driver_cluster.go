@@ -4,6 +4,8 @@ import (
 	"context"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/hearth-dev/hearth/dradriver/ledger"
 )
 
 // Object names an object of the API server.
@@ -26,8 +28,9 @@ const ConditionPrepared = "Prepared"
 
 // ClaimState is what the API server says of a claim.
 type ClaimState struct {
-	Exists        bool // false: it is gone, or its name has another UID
-	AllocatedHere bool // its allocation has a device of this driver on this node
+	Exists        bool         // false: it is gone, or its name has another UID
+	AllocatedHere bool         // its allocation has a device of this driver on this node
+	Pods          []ledger.Pod // that it is reserved for
 }
 
 // Cluster is what the driver tells to, and asks of, the API server besides what

@@ -15,6 +15,7 @@ const (
 	ClaimBegun    = "begun"    // begun, waits for the kubelet's next call
 	ClaimPrepared = "prepared" // the kubelet was told that it is ready
 	ClaimOwing    = "owing"    // gone; what it held is not released yet
+	ClaimRefused  = "refused"  // it has nothing: its last Prepare failed before anything was taken
 )
 
 // ClaimStatus is one claim as this node knows it.
@@ -22,8 +23,8 @@ type ClaimStatus struct {
 	Namespace string          `json:"namespace"`
 	Name      string          `json:"name"`
 	UID       string          `json:"uid"`
-	Pods      []string        `json:"pods,omitempty"`
-	State     string          `json:"state"` // ClaimPulling, ClaimBegun, ClaimPrepared or ClaimOwing
+	Pods      []string        `json:"pods,omitempty"` // that it is or was reserved for
+	State     string          `json:"state"`          // ClaimPulling, ClaimBegun, ClaimPrepared, ClaimOwing or ClaimRefused
 	Devices   []ClaimDevice   `json:"devices,omitempty"`
 	Artifacts []ClaimArtifact `json:"artifacts,omitempty"`
 	KV        *ledger.KV      `json:"kv,omitempty"`
@@ -38,7 +39,7 @@ type ClaimDevice struct {
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
 	ShareID string `json:"shareID,omitempty"`
-	Kind    string `json:"kind"` // a Kind of package ledger
+	Kind    string `json:"kind"` // a Kind of package ledger; empty in a refused claim
 	UUID    string `json:"uuid,omitempty"`
 	CDI     string `json:"cdi,omitempty"` // unqualified
 }
@@ -52,7 +53,8 @@ type ClaimArtifact struct {
 	Left    time.Duration `json:"left,omitempty"`
 }
 
-// Claims lists the claims that this node knows, by namespace and name.
+// Claims lists the claims that this node knows, by namespace and name, and those
+// that it refused of late.
 func (d *Driver) Claims() []ClaimStatus {
 	var list []ClaimStatus
 	for _, entry := range d.o.Ledger.Entries() {
@@ -63,6 +65,11 @@ func (d *Driver) Claims() []ClaimStatus {
 			entry := d.o.Ledger.Gone()[at]
 			status := ClaimStatus{Namespace: entry.Namespace, Name: entry.Name, UID: uid, State: ClaimOwing, Since: entry.Gone, KV: entry.KV}
 			status.Progress = "what it held is released as soon as the data role answers"
+			list = append(list, status)
+		}
+	}
+	for _, status := range d.answers.all(d.o.Now()) {
+		if !slices.ContainsFunc(list, func(has ClaimStatus) bool { return has.UID == status.UID }) {
 			list = append(list, status)
 		}
 	}
@@ -105,9 +112,7 @@ func (d *Driver) statusOf(entry *ledger.Entry) ClaimStatus {
 		}
 		status.Artifacts = append(status.Artifacts, artifact)
 	}
-	if opening != nil && entry.State == ledger.Begun {
-		status.Err = opening.err
-	}
+	status.Err = d.answers.errorOf(entry.UID, d.o.Now())
 	return status
 }
 

@@ -48,7 +48,7 @@ func planClaim(claim *resourceapi.ResourceClaim, view *nodeView) (ledger.Entry, 
 	if err != nil {
 		return ledger.Entry{}, nil, err
 	}
-	entry := ledger.Entry{UID: string(claim.UID), Namespace: claim.Namespace, Name: claim.Name, Pods: podsOf(claim)}
+	entry := ledger.Entry{UID: string(claim.UID), Namespace: claim.Namespace, Name: claim.Name, Pods: PodsOf(claim)}
 	for i, result := range ourResults(claim) {
 		planned := resultOf(&result, kinds[i], all[i])
 		switch kinds[i] {
@@ -93,8 +93,8 @@ func resultOf(result *resourceapi.DeviceRequestAllocationResult, kind string, w 
 	return planned
 }
 
-// podsOf lists the pods that a claim is reserved for.
-func podsOf(claim *resourceapi.ResourceClaim) []ledger.Pod {
+// PodsOf lists the pods that a claim is reserved for.
+func PodsOf(claim *resourceapi.ResourceClaim) []ledger.Pod {
 	var pods []ledger.Pod
 	for _, consumer := range claim.Status.ReservedFor {
 		if consumer.APIGroup == "" && consumer.Resource == "pods" {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
@@ -25,10 +27,13 @@ const maxHolds = 8
 type preparing struct {
 	claim *resourceapi.ResourceClaim
 	words []words
-	entry ledger.Entry // what the ledger has, or is to begin with
-	final ledger.Entry // what it is to be committed with
-	err   error
-	again bool // it was prepared before
+	// ticket is newer than the call's where something had to be undone first;
+	// another claim of the call must not profit from that.
+	ticket ledger.Ticket
+	entry  ledger.Entry // what the ledger has, or is to begin with
+	final  ledger.Entry // what it is to be committed with
+	err    error
+	again  bool // it was prepared before
 }
 
 // open reports whether a claim still needs a step.
@@ -52,11 +57,11 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 	all := make([]*preparing, 0, len(claims))
 	for _, claim := range claims {
-		p := &preparing{claim: claim}
-		ticket, p.err = d.consider(ctx, ticket, p)
+		p := &preparing{claim: claim, ticket: ticket}
+		p.err = d.consider(ctx, p)
 		all = append(all, p)
 	}
-	d.beginAll(ctx, ticket, all)
+	d.beginAll(ctx, all)
 	d.holdAll(ctx, all)
 	d.commitAll(ctx, all)
 
@@ -76,18 +81,17 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 }
 
 // consider finds out what a claim needs: nothing, the rest of what was begun,
-// or a plan. The ticket it gives back is newer where something had to be undone
-// first.
-func (d *Driver) consider(ctx context.Context, ticket ledger.Ticket, p *preparing) (ledger.Ticket, error) {
+// or a plan.
+func (d *Driver) consider(ctx context.Context, p *preparing) error {
 	uid := string(p.claim.UID)
 	had, known := d.o.Ledger.Get(uid)
 	if known && !sameAllocation(&had, p.claim) {
 		// The claim lost its allocation unseen and got another: what it had is no
 		// longer its own.
 		if err := d.undo(ctx, uid); err != nil {
-			return ticket, err
+			return err
 		}
-		ticket, known = d.o.Ledger.Arrive(), false
+		p.ticket, known = d.o.Ledger.Arrive(), false
 	}
 	var err error
 	switch {
@@ -95,30 +99,32 @@ func (d *Driver) consider(ctx context.Context, ticket ledger.Ticket, p *preparin
 		p.entry, p.again = had, true
 	case known:
 		p.entry = had
+		p.entry.Pods = withPods(had.Pods, PodsOf(p.claim))
 		p.words, _, err = readWords(p.claim, d.o.Node, d.o.Pools)
 	default:
 		if err := d.releaseOwed(ctx, uid); err != nil {
-			return ticket, fmt.Errorf("what the claim held before is not released yet: %w", err)
+			return fmt.Errorf("what the claim held before is not released yet: %w", err)
 		}
 		p.entry, p.words, err = planClaim(p.claim, d.view())
 	}
-	return ticket, err
+	return err
 }
 
-// beginAll writes the plans.
-func (d *Driver) beginAll(ctx context.Context, ticket ledger.Ticket, all []*preparing) {
-	var entries []ledger.Entry
-	var of []*preparing
+// beginAll writes the plans, those of one ticket at once.
+func (d *Driver) beginAll(ctx context.Context, all []*preparing) {
+	entries, of := map[ledger.Ticket][]ledger.Entry{}, map[ledger.Ticket][]*preparing{}
 	for _, p := range all {
 		if p.open() {
-			entries, of = append(entries, p.entry), append(of, p)
+			entries[p.ticket], of[p.ticket] = append(entries[p.ticket], p.entry), append(of[p.ticket], p)
 		}
 	}
 	if len(entries) == 0 {
 		return
 	}
-	for i, err := range d.o.Ledger.Begin(ctx, ticket, entries...) {
-		of[i].err = err
+	for _, ticket := range slices.Sorted(maps.Keys(entries)) {
+		for i, err := range d.o.Ledger.Begin(ctx, ticket, entries[ticket]...) {
+			of[ticket][i].err = err
+		}
 	}
 	d.pulls.taken()
 }
@@ -298,6 +304,7 @@ func (d *Driver) commitAll(ctx context.Context, all []*preparing) {
 		}
 		if p.again {
 			p.final = withDevicesNow(p.entry, view.devices, d.o.DriverMounts)
+			p.final.Pods = withPods(p.entry.Pods, PodsOf(p.claim))
 		}
 		if _, p.err = d.o.CDI.Write(p.final.UID, cdi.DevicesOf(p.final)); p.err != nil {
 			continue
@@ -320,9 +327,10 @@ func (d *Driver) commitAll(ctx context.Context, all []*preparing) {
 // answer is what the kubelet is told of a claim.
 func (d *Driver) answer(p *preparing) kubeletplugin.PrepareResult {
 	if p.err != nil {
-		d.pulls.failed(string(p.claim.UID), p.err)
+		d.answers.failed(p.claim, p.err, d.o.Now())
 		return kubeletplugin.PrepareResult{Err: fmt.Errorf("prepare claim %s/%s: %w", p.claim.Namespace, p.claim.Name, p.err)}
 	}
+	d.answers.forget(string(p.claim.UID))
 	view := d.view()
 	var result kubeletplugin.PrepareResult
 	weight := 0

@@ -63,6 +63,7 @@ func (d *Driver) undoAll(ctx context.Context, uids []string) []error {
 			continue
 		}
 		d.pulls.close(uid)
+		d.answers.forget(uid)
 		if err := d.o.CDI.Remove(uid); err != nil {
 			errs[i] = err
 		}

@@ -58,7 +58,6 @@ type opening struct {
 	waits     time.Time                   // since when weights are waited for; zero: they are not
 	pulls     map[string]*pulling         // by request
 	said      map[string]metav1.Condition // by request
-	err       string                      // the last answer
 }
 
 // openings follows the claims that are being prepared: how far their pulls are,
@@ -139,7 +138,7 @@ func (o *openings) open(p *preparing) {
 	}
 	c.claim = Object{Kind: "ResourceClaim", Namespace: p.entry.Namespace, Name: p.entry.Name, UID: p.entry.UID}
 	c.results, c.gpus, c.pods = p.entry.Results, waitingGPUs(p), nil
-	for _, pod := range podsOf(p.claim) {
+	for _, pod := range PodsOf(p.claim) {
 		c.pods = append(c.pods, Object{Kind: "Pod", Namespace: p.entry.Namespace, Name: pod.Name, UID: pod.UID})
 	}
 	c.deletePod, c.deadline = map[string]bool{}, map[string]time.Duration{}
@@ -254,15 +253,6 @@ func (o *openings) conditionsLocked(c *opening, status metav1.ConditionStatus, r
 		}
 	}
 	o.d.o.Cluster.SetConditions(c.claim, conditions)
-}
-
-// failed notes the last answer to a claim that is open.
-func (o *openings) failed(uid string, err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if c := o.claims[uid]; c != nil {
-		c.err = err.Error()
-	}
 }
 
 // done ends the opening of a claim that is prepared.

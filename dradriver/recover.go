@@ -94,12 +94,13 @@ func (d *Driver) Recover(ctx context.Context) error {
 	errs = append(errs, err)
 	answers := true
 	for _, entry := range d.o.Ledger.Entries() {
-		gone := false
+		var state ClaimState
 		if answers {
-			gone, answers = d.gone(ctx, &entry)
+			state, answers = d.ask(ctx, &entry)
 		}
+		gone := answers && unwanted(&entry, state, d.o.Ledger.BootID())
 		errs = append(errs, d.inTurn(ctx, entry.UID, func(ctx context.Context, uid string) error {
-			return d.recoverClaim(ctx, &entry, gone)
+			return d.recoverClaim(ctx, &entry, state.Pods, gone)
 		}))
 	}
 	for _, uid := range d.owed.all() {
@@ -159,7 +160,7 @@ func (d *Driver) heldBy(ctx context.Context) ([]string, error) {
 
 // recoverClaim mends one claim that the ledger knows. What was asked of the API
 // server counts for the claim as it was then: it may have moved on since.
-func (d *Driver) recoverClaim(ctx context.Context, asked *ledger.Entry, gone bool) error {
+func (d *Driver) recoverClaim(ctx context.Context, asked *ledger.Entry, pods []ledger.Pod, gone bool) error {
 	entry, known := d.o.Ledger.Get(asked.UID)
 	if !known {
 		return nil
@@ -171,34 +172,42 @@ func (d *Driver) recoverClaim(ctx context.Context, asked *ledger.Entry, gone boo
 	if entry.State != ledger.Prepared {
 		return nil
 	}
-	return d.restore(ctx, entry)
+	return d.restore(ctx, entry, pods)
 }
 
-// gone reports whether a claim that was begun, or was prepared before the node
-// was booted, is wanted no more. One that was prepared since is the kubelet's to
-// end: its containers may run. answers is false where the API server was asked
-// and did not answer; then the claim stays what it is. Nobody waits for a turn
-// meanwhile.
-func (d *Driver) gone(ctx context.Context, entry *ledger.Entry) (gone, answers bool) {
-	if entry.State == ledger.Prepared && entry.Boot == d.o.Ledger.BootID() {
-		return false, true
-	}
+// ask asks the API server for a claim. answers is false where it did not answer;
+// then the claim stays what it is. Nobody waits for a turn meanwhile.
+func (d *Driver) ask(ctx context.Context, entry *ledger.Entry) (state ClaimState, answers bool) {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	state, err := d.o.Cluster.Claim(ctx, Object{Kind: "ResourceClaim", Namespace: entry.Namespace, Name: entry.Name, UID: entry.UID})
 	if err != nil {
 		d.o.Log.Debug("a claim cannot be asked for", slog.String("claim", entry.UID), slog.Any("error", err))
-		return false, false
+		return ClaimState{}, false
 	}
-	return !state.Exists || entry.State == ledger.Begun && !state.AllocatedHere, true
+	return state, true
 }
 
-// restore gives a prepared claim back what it lacks.
-func (d *Driver) restore(ctx context.Context, entry ledger.Entry) error {
+// unwanted reports whether a claim that was begun, or was prepared before the
+// node was booted, is wanted no more. One that was prepared since is the
+// kubelet's to end: its containers may run.
+func unwanted(entry *ledger.Entry, state ClaimState, boot string) bool {
+	if entry.State == ledger.Prepared {
+		return !state.Exists && entry.Boot != boot
+	}
+	return !state.Exists || !state.AllocatedHere
+}
+
+// restore gives a prepared claim back what it lacks, and notes the pods that
+// share it since.
+func (d *Driver) restore(ctx context.Context, entry ledger.Entry, pods []ledger.Pod) error {
 	now := withDevicesNow(entry, d.view().devices, d.o.DriverMounts)
+	now.Pods = withPods(entry.Pods, pods)
 	_, err := d.o.CDI.Write(entry.UID, cdi.DevicesOf(now))
 	errs := []error{err}
-	if !reflect.DeepEqual(now, entry) {
+	// Of another boot it stays: only a Prepare makes it one of this boot, which is
+	// the kubelet's to end.
+	if entry.Boot == d.o.Ledger.BootID() && !reflect.DeepEqual(now, entry) {
 		errs = append(errs, d.o.Ledger.Commit(ctx, now)...)
 	}
 	for _, w := range entry.Weights {

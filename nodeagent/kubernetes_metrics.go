@@ -38,7 +38,7 @@ var clusterDescs = []*prometheus.Desc{
 }
 
 // claimStates are all values of the label state, so that a series never starts late.
-var claimStates = []string{dradriver.ClaimPulling, dradriver.ClaimBegun, dradriver.ClaimPrepared, dradriver.ClaimOwing}
+var claimStates = []string{dradriver.ClaimPulling, dradriver.ClaimBegun, dradriver.ClaimPrepared, dradriver.ClaimOwing, dradriver.ClaimRefused}
 
 // collect gives the cluster's metrics; a node without one has none.
 func (c *cluster) collect(node string, ch chan<- prometheus.Metric) {

@@ -64,7 +64,7 @@ type Entry struct {
 	Begun    time.Time `json:"begun,omitzero"`
 	Prepared time.Time `json:"prepared,omitzero"`
 	Gone     time.Time `json:"gone,omitzero"`
-	Sharers  []string  `json:"sharers,omitempty"` // UIDs of claims that had one of its devices too, at Commit
+	Sharers  []string  `json:"sharers,omitempty"` // UIDs of claims that had one of its devices too, at Commit, and when it was unprepared
 	Lines    Lines     `json:"journal,omitzero"`
 	Owed     []Held    `json:"owed,omitempty"` // of a tombstone: what is to be released yet
 

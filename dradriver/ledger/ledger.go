@@ -144,6 +144,14 @@ func (l *Ledger) sharersLocked(e *Entry) []string {
 	return sorted[:min(len(sorted), maxNamed)]
 }
 
+// allSharersLocked gives those and the ones that an entry knows from Commit.
+func (l *Ledger) allSharersLocked(e *Entry) []string {
+	sharers := append(slices.Clone(e.Sharers), l.sharersLocked(e)...)
+	slices.Sort(sharers)
+	sharers = slices.Compact(sharers)
+	return sharers[:min(len(sharers), maxNamed)]
+}
+
 // acquire waits until nobody changes any of the claims, and keeps others out.
 func (l *Ledger) acquire(ctx context.Context, uids []string) error {
 	for {

@@ -65,6 +65,7 @@ func (l *Ledger) bury(ctx context.Context, uids []string) map[string]error {
 			continue
 		}
 		c := &change{entry: s.entry.tombstone(l.now()), at: s.end()}
+		c.entry.Sharers = l.allSharersLocked(&s.entry)
 		if s.entry.State == Prepared {
 			c.entry.Lines.Gone = l.journal.number()
 		}

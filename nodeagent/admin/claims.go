@@ -7,16 +7,18 @@ import (
 	"github.com/hearth-dev/hearth/units"
 )
 
-// Claim is a ResourceClaim that has something on this node.
+// Claim is a ResourceClaim that has something on this node, or was refused of
+// late what it was allocated.
 type Claim struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
-	// State is "pulling", "begun", "prepared", or "owing" where it is unprepared
-	// and the data role has still to give back what it held.
+	// State is "pulling", "begun", "prepared", "owing" where it is unprepared and
+	// the data role has still to give back what it held, or "refused" where its
+	// last Prepare failed before it got anything; Error says why.
 	State string    `json:"state"`
 	Since time.Time `json:"since,omitzero"`
-	Pods  []string  `json:"pods,omitempty"`
+	Pods  []string  `json:"pods,omitempty"` // that it is or was reserved for
 	// Progress is of a pull, for people: "pulling org/name, 41 %, about 50 s left".
 	Progress  string          `json:"progress,omitempty"`
 	Error     string          `json:"error,omitempty"` // why the last try failed
@@ -28,7 +30,7 @@ type Claim struct {
 // ClaimDevice is one allocated device of a Claim.
 type ClaimDevice struct {
 	Request string `json:"request"` // "name", or "name/subrequest"
-	Kind    string `json:"kind"`    // "gpu", "weights", "cold", "kv"
+	Kind    string `json:"kind"`    // "gpu", "weights", "cold", "kv"; empty in a refused claim
 	Pool    string `json:"pool"`    // slice pool
 	Device  string `json:"device"`
 	ShareID string `json:"shareID,omitempty"`

@@ -31,7 +31,7 @@ func (c *Client) Claim(ctx context.Context, on dradriver.Object) (dradriver.Clai
 	case string(claim.UID) != on.UID:
 		return dradriver.ClaimState{}, nil
 	}
-	return dradriver.ClaimState{Exists: true, AllocatedHere: c.allocatedHere(claim)}, nil
+	return dradriver.ClaimState{Exists: true, AllocatedHere: c.allocatedHere(claim), Pods: dradriver.PodsOf(claim)}, nil
 }
 
 // allocatedHere reports whether a claim has a device in a slice pool of this node.

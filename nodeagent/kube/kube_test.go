@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
@@ -35,7 +36,7 @@ func newClaim() *resourceapi.ResourceClaim {
 				{Request: "weights/cold", Driver: dradriver.Name, Pool: "node-1/weights", Device: "cold", ShareID: &share},
 				{Request: "net", Driver: "nic.example", Pool: "node-1", Device: "nic-0"},
 			},
-		}}},
+		}}, ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "engine-0", UID: "uid-of-engine-0"}}},
 	}
 }
 
@@ -113,13 +114,12 @@ func TestAClaimOfAnotherUIDIsNeitherWrittenNorTakenForTheOne(t *testing.T) {
 				t.Errorf("%s of a claim that took the name of another", action.GetVerb())
 			}
 		}
-		for want, on := range map[dradriver.ClaimState]dradriver.Object{
-			{Exists: true, AllocatedHere: true}: claimObject,
-			{}:                                  other,
-		} {
-			if state, err := client.Claim(t.Context(), on); err != nil || state != want {
-				t.Errorf("claim %s is %+v, %v; want %+v", on.UID, state, err, want)
-			}
+		if state, err := client.Claim(t.Context(), claimObject); err != nil || !state.Exists || !state.AllocatedHere ||
+			len(state.Pods) != 1 || state.Pods[0].Name != "engine-0" || state.Pods[0].UID != "uid-of-engine-0" {
+			t.Errorf("the claim is %+v, %v", state, err)
+		}
+		if state, err := client.Claim(t.Context(), other); err != nil || state.Exists || state.AllocatedHere {
+			t.Errorf("a claim that took the name of another is %+v, %v", state, err)
 		}
 		gone := claimObject
 		gone.Name = "gone"
@@ -159,6 +159,20 @@ func TestEqualEventsAreCountedAndShowTheirObject(t *testing.T) {
 			t.Errorf("the event is %+v", e)
 		}
 	})
+}
+
+func TestAnEventOfAClaimWithALongNameHasANameThatIsTaken(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1700000000, 1)
+	for _, about := range []string{"smol", strings.Repeat("n", 253), strings.Repeat("a.", 126), strings.Repeat("n", 235) + "-" + strings.Repeat("n", 17)} {
+		name := eventName(about, at)
+		if bad := validation.IsDNS1123Subdomain(name); len(bad) > 0 || !strings.HasPrefix(name, about[:4]) {
+			t.Errorf("the event of %s is named %s: %v", about, name, bad)
+		}
+	}
+	if a, b := eventName(strings.Repeat("n", 253), at), eventName(strings.Repeat("n", 253), at.Add(1)); a == b {
+		t.Errorf("two events are both named %s", a)
+	}
 }
 
 func TestALongMessageIsCutAtTheEndOfARune(t *testing.T) {

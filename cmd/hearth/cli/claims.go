@@ -28,7 +28,8 @@ func (a *app) claims() *cobra.Command {
 		Use:   "claims",
 		Short: "List the ResourceClaims that have something on a node",
 		Long: `Claims lists what each node's driver has prepared, or is about to: GPUs, weights
-and KV space, the pods that use them, and how far a pull is that a pod waits for.`,
+and KV space, the pods that use them, how far a pull is that a pod waits for, and
+why a claim was refused.`,
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			answers, failure, err := a.fromAgents(command.Context())

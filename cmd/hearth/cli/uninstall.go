@@ -118,7 +118,7 @@ func askedClaims(ctx context.Context, config *nodeagent.Config) ([]string, error
 	}
 	var names []string
 	for _, c := range claims {
-		if c.State != dradriver.ClaimOwing {
+		if c.State != dradriver.ClaimOwing && c.State != dradriver.ClaimRefused {
 			names = append(names, claimName(c.Namespace, c.Name, c.Pods))
 		}
 	}
