@@ -137,7 +137,10 @@ func (c cluster) dump() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, args := range [][]string{
-		{"get", "pods", "-A", "-o", "wide"}, {"get", "resourceclaims", "-A"}, {"get", "resourceslices"}, {"get", "events", "-A", "--sort-by=.lastTimestamp", "--field-selector=reason!=Pulled,reason!=Created,reason!=Scheduled"},
+		{"get", "pods", "-A", "-o", "wide"},
+		{"get", "resourceclaims", "-A"},
+		{"get", "resourceslices"},
+		{"get", "events", "-A", "--sort-by=.lastTimestamp", "--field-selector=reason!=Pulled,reason!=Created,reason!=Scheduled"},
 		{"-n", workloads, "describe", "pods"},
 		{"-n", system, "logs", "-l", "app.kubernetes.io/name=hearth-agent", "--all-containers", "--prefix", "--tail=60"},
 		{"-n", system, "logs", "-l", "app.kubernetes.io/name=hearth-agent", "--all-containers", "--prefix", "--tail=20", "--previous", "--ignore-errors"},
