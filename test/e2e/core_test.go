@@ -23,6 +23,14 @@ func TestCoreOneClaimInjectsGPUWeightsAndKVAndARequestReachesItsEngine(t *testin
 	if cl.KV == nil || cl.KV.Memory != 128<<20 || cl.KV.NVMe != 128<<20 {
 		t.Errorf("the claim has the KV space %+v, it asked for 128Mi of each", cl.KV)
 	}
+	// What settled looks for at the end of each test is there now.
+	h, err := c.held(t.Context(), t, c.node(t, p.Spec.NodeName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(h.Claims) != 1 || len(h.Specs) != 1 || len(h.KV) != 1 || h.Leases != 1 {
+		t.Errorf("the node has %+v of its claim, want one of each", h)
+	}
 	pid := c.processes(t, p, "engine-sim")[0]
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {

@@ -240,36 +240,43 @@ func specs(t *testing.T, node *lab.Node) []string {
 	return files
 }
 
-// settled waits until no node has anything of a claim: no entry, no CDI file, no
-// lease, no KV directory; and until what the nodes publish is what they have.
+// held is what a node has of claims.
+type held struct {
+	Claims, Specs, KV []string // names of claims, CDI files, KV directories
+	Leases            int
+}
+
+func (c cluster) held(ctx context.Context, t *testing.T, node *lab.Node) (held, error) {
+	t.Helper()
+	claims, err := c.claims(ctx, node)
+	if err != nil {
+		return held{}, err
+	}
+	h := held{Specs: specs(t, node)}
+	for _, cl := range claims {
+		h.Claims = append(h.Claims, cl.Name+" ("+cl.State+")")
+	}
+	if h.KV, err = filepath.Glob(filepath.Join(node.Root(), "var/lib/hearth/kv/claims", "*")); err != nil {
+		return held{}, err
+	}
+	models, err := c.models(ctx, node)
+	for _, m := range models {
+		h.Leases += m.Leases
+	}
+	return h, err
+}
+
+// settled waits until no node has anything of a claim, and what the nodes
+// publish is what they have.
 func (c cluster) settled(t *testing.T) {
 	t.Helper()
 	for _, node := range c.Nodes() {
 		eventually(t, "nothing of a claim on "+node.Name(), func(ctx context.Context) error {
-			list, err := c.claims(ctx, node)
-			if err != nil {
-				return err
+			h, err := c.held(ctx, t, node)
+			if err == nil && len(h.Claims)+len(h.Specs)+len(h.KV)+h.Leases != 0 {
+				err = fmt.Errorf("%w: %+v", errAgain, h)
 			}
-			if len(list) != 0 {
-				return fmt.Errorf("%w: claims %+v", errAgain, list)
-			}
-			if files := specs(t, node); len(files) != 0 {
-				return fmt.Errorf("%w: CDI files %v", errAgain, files)
-			}
-			dirs, err := filepath.Glob(filepath.Join(node.Root(), "var/lib/hearth/kv/claims", "*"))
-			if err != nil || len(dirs) != 0 {
-				return fmt.Errorf("%w: KV directories %v", errAgain, dirs)
-			}
-			models, err := c.models(ctx, node)
-			if err != nil {
-				return err
-			}
-			for _, m := range models {
-				if m.Leases != 0 {
-					return fmt.Errorf("%w: %s has %d leases", errAgain, m.Ref, m.Leases)
-				}
-			}
-			return nil
+			return err
 		})
 	}
 	c.slicesAgree(t)
