@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
@@ -12,8 +13,19 @@ import (
 // of devices: two files for each request of a claim, each of which the library
 // syncs twice, while the kubelet waits. They are written anew in every Prepare,
 // which the kubelet calls again after a boot, so a rename is enough.
+//
+// The library's folder for a claim has the names of namespace and claim in one,
+// which may be longer than a file system takes. Such a claim has no metadata,
+// and none is there to be removed when it ends.
 func metadataFiles() kubeletplugin.MetadataFileOperations {
-	return kubeletplugin.MetadataFileOperations{WriteFile: replaceFile}
+	return kubeletplugin.MetadataFileOperations{WriteFile: replaceFile, RemoveAll: removeIfNamed}
+}
+
+func removeIfNamed(path string) error {
+	if err := os.RemoveAll(path); !errors.Is(err, syscall.ENAMETOOLONG) {
+		return err
+	}
+	return nil
 }
 
 // replaceFile makes a file data whole, unsynced. Callers have the file to

@@ -1,8 +1,10 @@
 package dradriver
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -33,5 +35,24 @@ func TestAMetadataFileIsReplacedWholeOrNotAtAll(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 2 {
 		t.Errorf("left are %v, %v", entries, err)
+	}
+}
+
+func TestMetadataOfAClaimWhoseNameIsTooLongForAFileIsNoneToRemove(t *testing.T) {
+	t.Parallel()
+	remove := metadataFiles().RemoveAll
+	dir := t.TempDir()
+	if err := remove(filepath.Join(dir, folderOf("ns", strings.Repeat("n", 253)))); err != nil {
+		t.Errorf("a claim with a name of 253 bytes could not be unprepared: %v", err)
+	}
+	kept := filepath.Join(dir, folderOf("ns", "n"), "gpu")
+	if err := os.MkdirAll(kept, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := remove(filepath.Dir(kept)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Dir(kept)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder of a claim is there: %v", err)
 	}
 }

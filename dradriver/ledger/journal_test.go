@@ -42,7 +42,7 @@ func TestTheJournalSaysWhoHadWhichDeviceFromWhenToWhen(t *testing.T) {
 	digest := `"artifacts":["010203` + strings.Repeat("0", 58) + `"]`
 	want := `{"v":1,"n":1,"event":"prepared","at":"2026-11-29T12:00:00Z","claim":"0c1a-a","namespace":"team","name":"a","pods":["pod-a"],"devices":["GPU-gpu-0"],` + digest + `,"kvNamespace":"team","from":"2026-11-29T12:00:00Z"}
 {"v":1,"n":2,"event":"prepared","at":"2026-11-29T12:01:00Z","claim":"0c1a-b","namespace":"team","name":"b","pods":["pod-b"],"devices":["GPU-gpu-1"],"sharers":["0c1a-a"],` + digest + `,"kvNamespace":"team","from":"2026-11-29T12:01:00Z"}
-{"v":1,"n":3,"event":"unprepared","at":"2026-11-29T13:01:00Z","claim":"0c1a-a","namespace":"team","name":"a","pods":["pod-a"],"devices":["GPU-gpu-0"],` + digest + `,"kvNamespace":"team","from":"2026-11-29T12:00:00Z","to":"2026-11-29T13:01:00Z"}
+{"v":1,"n":3,"event":"unprepared","at":"2026-11-29T13:01:00Z","claim":"0c1a-a","namespace":"team","name":"a","pods":["pod-a"],"devices":["GPU-gpu-0"],"sharers":["0c1a-b"],` + digest + `,"kvNamespace":"team","from":"2026-11-29T12:00:00Z","to":"2026-11-29T13:01:00Z"}
 `
 	if got := journalText(t, fsys, "2026-11.jsonl"); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)

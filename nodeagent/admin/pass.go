@@ -1,7 +1,9 @@
 package admin
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -10,8 +12,12 @@ import (
 	"time"
 )
 
-// passDialWithin bounds how long the other process may take to answer at all.
-const passDialWithin = 2 * time.Second
+// Bounds on how long the other process may take: to let itself be called, and
+// to begin to answer a question. What changes something begins when it is done.
+const (
+	passDialWithin   = 2 * time.Second
+	passAnswerWithin = 3 * time.Second
+)
 
 // NewPass gives a handler that passes calls to the same API on the socket of
 // the process that runs the data role, and streams its answers.
@@ -21,12 +27,15 @@ func NewPass(socket string, log *slog.Logger) http.Handler {
 	}
 	dialer := net.Dialer{Timeout: passDialWithin}
 	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "data"})
-	proxy.Transport = &http.Transport{
-		DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 32 << 10,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", socket)
-		},
+	transport := func(answerWithin time.Duration) *http.Transport {
+		return &http.Transport{
+			DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 32 << 10, ResponseHeaderTimeout: answerWithin,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return dialer.DialContext(ctx, "unix", socket)
+			},
+		}
 	}
+	proxy.Transport = byMethod{questions: transport(passAnswerWithin), others: transport(0)}
 	proxy.FlushInterval = -1
 	proxy.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	proxy.ErrorHandler = func(w http.ResponseWriter, r *http.Request, err error) {
@@ -36,5 +45,28 @@ func NewPass(socket string, log *slog.Logger) http.Handler {
 			Hint: "it runs in a process of its own: see that one's log; try again when it is up",
 		})
 	}
-	return proxy
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// The whole question is read first: a server closes what is left of its
+		// body once the answer begins, and a client that still reads it for the
+		// other side would then break the answer off.
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		if err != nil {
+			fail(w, &Error{Code: CodeBadRequest, Status: http.StatusBadRequest, Message: "read the call: " + err.Error()})
+			return
+		}
+		whole := r.WithContext(r.Context()) // the server goes by the body that it made
+		whole.Body, whole.ContentLength, whole.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
+		proxy.ServeHTTP(w, whole)
+	})
+}
+
+// byMethod sends questions one way and what changes something another.
+type byMethod struct{ questions, others http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (b byMethod) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodGet {
+		return b.questions.RoundTrip(r)
+	}
+	return b.others.RoundTrip(r)
 }

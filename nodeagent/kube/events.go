@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/hearth-dev/hearth/dradriver"
 )
@@ -50,7 +52,7 @@ func (c *Client) Event(about dradriver.Object, warning bool, reason, message str
 	}
 	event := &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: about.Name + "." + strconv.FormatInt(time.Now().UnixNano(), 16), Namespace: namespace,
+			Name: eventName(about.Name, time.Now()), Namespace: namespace,
 		},
 		InvolvedObject: reference(about), Reason: reason, Message: cut(message, maxMessage), Type: kind,
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
@@ -67,6 +69,14 @@ func (c *Client) Event(about dradriver.Object, warning bool, reason, message str
 	if !c.queue.add(key, "send event", func(ctx context.Context) error { return c.sendEvent(ctx, event, result.Patch) }) {
 		c.opts.Log.Warn("event dropped, the queue is full", slog.String("reason", reason), slog.String("object", about.Name))
 	}
+}
+
+// eventName names an event after what it is about. Both names have at most 253
+// bytes, so that of a long one only the beginning is taken.
+func eventName(about string, at time.Time) string {
+	stamp := "." + strconv.FormatInt(at.UnixNano(), 16)
+	about = about[:min(len(about), validation.DNS1123SubdomainMaxLength-len(stamp))]
+	return strings.TrimRight(about, "-.") + stamp
 }
 
 func (c *Client) sendEvent(ctx context.Context, event *corev1.Event, patch []byte) error {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
@@ -158,6 +159,20 @@ func TestEqualEventsAreCountedAndShowTheirObject(t *testing.T) {
 			t.Errorf("the event is %+v", e)
 		}
 	})
+}
+
+func TestAnEventOfAClaimWithALongNameHasANameThatIsTaken(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1700000000, 1)
+	for _, about := range []string{"smol", strings.Repeat("n", 253), strings.Repeat("a.", 126), strings.Repeat("n", 235) + "-" + strings.Repeat("n", 17)} {
+		name := eventName(about, at)
+		if bad := validation.IsDNS1123Subdomain(name); len(bad) > 0 || !strings.HasPrefix(name, about[:4]) {
+			t.Errorf("the event of %s is named %s: %v", about, name, bad)
+		}
+	}
+	if a, b := eventName(strings.Repeat("n", 253), at), eventName(strings.Repeat("n", 253), at.Add(1)); a == b {
+		t.Errorf("two events are both named %s", a)
+	}
 }
 
 func TestALongMessageIsCutAtTheEndOfARune(t *testing.T) {
