@@ -48,7 +48,7 @@ state go, and with --weights the models and the KV space too.`,
 			if err := a.noClaims(command.Context(), config); err != nil || f.check {
 				return err
 			}
-			removed, err := uninstall(config, f.weights)
+			removed, err := uninstall(command.Context(), config, f.weights)
 			for _, path := range removed {
 				fmt.Fprintf(a.Out, "removed %s\n", path)
 			}
@@ -135,9 +135,9 @@ func claimName(namespace, name string, pods []string) string {
 
 // uninstall removes what the agent keeps on the node and names what it removed.
 // The locks of ledger and stores keep an agent from starting meanwhile.
-func uninstall(config *nodeagent.Config, weights bool) (removed []string, err error) {
+func uninstall(ctx context.Context, config *nodeagent.Config, weights bool) (removed []string, err error) {
 	k := config.Kubernetes
-	free, err := alone(config)
+	free, err := alone(ctx, config)
 	if err != nil {
 		return nil, err
 	}
@@ -204,9 +204,10 @@ func agentRuns() error {
 
 // alone refuses where a role of the agent runs, whichever, and takes the locks
 // of its stores, which free gives back.
-func alone(config *nodeagent.Config) (free func() error, err error) {
+func alone(ctx context.Context, config *nodeagent.Config) (free func() error, err error) {
+	dialer := net.Dialer{Timeout: askTimeout}
 	for _, socket := range []string{config.Listen.Socket, config.Listen.DataSocket} {
-		if conn, err := net.DialTimeout("unix", socket, askTimeout); err == nil {
+		if conn, err := dialer.DialContext(ctx, "unix", socket); err == nil {
 			return nil, errors.Join(agentRuns(), conn.Close())
 		}
 	}
