@@ -38,7 +38,9 @@ func TestOnePauseAskedForHoldsEveryStreamOfThatSource(t *testing.T) {
 			if time.Now().Before(until) {
 				early++
 			}
-			return bytes.NewReader(body), nil
+			// Its body takes a second, which passes only once nobody has anything else
+			// to do: whoever is to hear of the pause has heard of it by then.
+			return &late{body: bytes.NewReader(body)}, nil
 		}
 		fsys := durabletest.New()
 		if err := fsys.Mkdir("/var", 0o755); err != nil {
@@ -59,6 +61,22 @@ func TestOnePauseAskedForHoldsEveryStreamOfThatSource(t *testing.T) {
 			t.Errorf("%d requests in all: the pause was never met", opens)
 		}
 	})
+}
+
+// late is a body that begins a second after it was asked for.
+type late struct {
+	body  io.Reader
+	begun bool
+}
+
+// Read implements io.Reader.
+func (l *late) Read(p []byte) (int, error) {
+	if !l.begun {
+		l.begun = true
+		second := time.NewTimer(time.Second)
+		<-second.C
+	}
+	return l.body.Read(p)
 }
 
 // hubRig is a puller over a real Hub source and an origin with faults.
