@@ -134,7 +134,8 @@ func (f *fabric) start(role string) *process {
 	if err := p.cmd.Start(); err != nil {
 		f.t.Fatal(err)
 	}
-	go func() { p.done <- p.cmd.Wait() }()
+	cmd := p.cmd
+	go func() { p.done <- cmd.Wait() }()
 	f.t.Cleanup(func() { p.end(syscall.SIGTERM) })
 	client := f.control
 	if role == nodeagent.RoleData {

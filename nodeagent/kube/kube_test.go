@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -191,9 +192,10 @@ func TestAnAPIServerThatIsDownBlocksNobodyAndIsToldLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server, stop := start(t, newClaim())
 		defer stop()
-		down := true
+		var down atomic.Bool
+		down.Store(true)
 		server.PrependReactor("*", "*", func(ktesting.Action) (bool, runtime.Object, error) {
-			if down {
+			if down.Load() {
 				return true, nil, errors.New("connection refused")
 			}
 			return false, nil, nil
@@ -212,7 +214,7 @@ func TestAnAPIServerThatIsDownBlocksNobodyAndIsToldLater(t *testing.T) {
 		if problems := client.Problems(); len(problems) != 2 || !strings.Contains(problems[0], "connection refused") {
 			t.Errorf("problems are %q; want one of events and one of claims", problems)
 		}
-		down = false
+		down.Store(false)
 		time.Sleep(2 * retryLast)
 		synctest.Wait()
 		if stats := client.Stats(); stats.Waiting != 0 {
