@@ -136,10 +136,13 @@ func TestWithTheDataRoleKilledReportsStandAndNothingWaitsForIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.until("the endpoint's lease", f.leased)
+	control := listeners(t, f.control)
+	await(t, control, insecure.NewCredentials(), func(s *report.State) bool {
+		return s.Artifact(ref).GetState() == report.ArtifactState_ARTIFACT_STATE_READY
+	})
 
 	data.kill()
 	f.until("the control role to say so", func() bool { return strings.Contains(f.problems(), "the data role does not answer") })
-	control := listeners(t, f.control)
 	await(t, control, insecure.NewCredentials(), func(s *report.State) bool {
 		return s.Artifact(ref).GetState() == report.ArtifactState_ARTIFACT_STATE_READY
 	})
