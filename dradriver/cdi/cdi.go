@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -159,7 +160,7 @@ func (s *Specs) Matches(uid string, devices []Device) (bool, error) {
 func (s *Specs) absent(uid string) (bool, error) {
 	_, err := s.fs.Lstat(s.path(uid))
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case missing(err):
 		return true, nil
 	case err != nil:
 		return false, fmt.Errorf("read CDI spec of claim %s: %w", uid, err)
@@ -169,7 +170,7 @@ func (s *Specs) absent(uid string) (bool, error) {
 
 func (s *Specs) has(uid string, data []byte) (bool, error) {
 	stored, err := durable.ReadFile(s.fs, s.path(uid), maxFile)
-	if errors.Is(err, fs.ErrNotExist) {
+	if missing(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -183,7 +184,7 @@ func (s *Specs) Remove(uid string) error {
 	if !plain(uid) {
 		return nil
 	}
-	if err := s.fs.Remove(s.path(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.fs.Remove(s.path(uid)); err != nil && !missing(err) {
 		return fmt.Errorf("remove CDI spec of claim %s: %w", uid, err)
 	}
 	return nil
@@ -209,7 +210,7 @@ func (s *Specs) Sweep(keep func(uid string) bool) (removed []string, err error) 
 		if spec && keep(uid) || !spec && !strings.HasSuffix(name, tempSuffix) {
 			return nil
 		}
-		if err := s.fs.Remove(filepath.Join(s.dir, prefix+name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := s.fs.Remove(filepath.Join(s.dir, prefix+name)); err != nil && !missing(err) {
 			return fmt.Errorf("remove CDI spec: %w", err)
 		}
 		if spec {
@@ -224,7 +225,7 @@ func (s *Specs) Sweep(keep func(uid string) bool) (removed []string, err error) 
 // each visits the rest of the name of every file that is ours.
 func (s *Specs) each(visit func(name string) error) error {
 	entries, err := s.fs.ReadDir(s.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !missing(err) {
 		return fmt.Errorf("list CDI specs: %w", err)
 	}
 	var errs []error
@@ -234,6 +235,12 @@ func (s *Specs) each(visit func(name string) error) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// missing reports whether an error says that a file is not there: nothing is
+// below a file that stands where the folder should.
+func missing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
 func (s *Specs) path(uid string) string { return filepath.Join(s.dir, prefix+uid+suffix) }

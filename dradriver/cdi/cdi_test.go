@@ -285,3 +285,33 @@ func TestARuntimeThatReadsAllTheWhileNeverSeesHalfASpec(t *testing.T) {
 		}
 	}
 }
+
+func TestWhereTheFolderIsAFileThereAreNoSpecsAndNoneCanBeWritten(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "cdi")
+	if err := os.WriteFile(dir, []byte("a file"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := New(Options{Dir: dir})
+	if err := s.Remove(uid); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+	if got, err := s.List(); err != nil || len(got) != 0 {
+		t.Errorf("specs %v, %v", got, err)
+	}
+	if got, err := s.Sweep(func(string) bool { return false }); err != nil || len(got) != 0 {
+		t.Errorf("swept %v, %v", got, err)
+	}
+	if matches, err := s.Matches(uid, nil); err != nil || !matches {
+		t.Errorf("without devices: %v, %v", matches, err)
+	}
+	if matches, err := s.Matches(uid, DevicesOf(claim())); err != nil || matches {
+		t.Errorf("with devices: %v, %v", matches, err)
+	}
+	if _, err := s.Write(uid, DevicesOf(claim())); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("write: %v, want an error that names %s", err, dir)
+	}
+	if text, err := os.ReadFile(dir); err != nil || string(text) != "a file" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+}
