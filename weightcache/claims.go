@@ -364,8 +364,12 @@ func encodeClaim(claim string, leases []ClaimLease) ([]byte, error) {
 	return append(data, '\n'), err
 }
 
-// Release ends all leases of a claim, durably; one that has none is fine.
+// Release ends all leases of a claim, durably; one that has none is fine, also
+// where there are as many claims as there may be.
 func (c *ClaimLeases) Release(ctx context.Context, claim string) error {
+	if CheckClaim(claim) == nil && ctx.Err() == nil && !c.knows(claim) {
+		return nil
+	}
 	held, err := c.enter(ctx, claim)
 	if err != nil {
 		return fmt.Errorf("release claim: %w", err)
@@ -389,6 +393,12 @@ func (c *ClaimLeases) Release(ctx context.Context, claim string) error {
 	c.mu.Unlock()
 	release(ended)
 	return nil
+}
+
+func (c *ClaimLeases) knows(claim string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.claims[claim] != nil
 }
 
 // Of gives what a claim holds.

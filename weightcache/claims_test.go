@@ -324,3 +324,29 @@ func TestAReleaseThatTheDriveRefusesKeepsTheLease(t *testing.T) {
 		t.Errorf("release after mending gave %v and the claims are %v", err, claims.Claims())
 	}
 }
+
+func TestAReleaseOfAnUnknownClaimSucceedsThoughThereAreAsManyClaimsAsThereMayBe(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newMemSource(model(1, testSegment)))
+	claims := mustClaims(t, r)
+	for i := range maxClaims {
+		claims.claims[fmt.Sprintf("c-%d", i)] = &claimed{slot: make(chan struct{}, 1), taken: map[artifact.Digest]*Lease{}, leases: []ClaimLease{{Ref: testRef}}}
+	}
+	if err := claims.Release(t.Context(), "unknown"); err != nil {
+		t.Errorf("release of an unknown claim: %v", err)
+	}
+	if err := claims.Set(t.Context(), "unknown", ClaimLease{Ref: testRef}); !errors.Is(err, ErrTooMany) {
+		t.Errorf("one claim more: %v, want ErrTooMany", err)
+	}
+	if err := claims.Release(t.Context(), "c-7"); err != nil || len(claims.Of("c-7")) > 0 {
+		t.Errorf("release of a known claim: %v, it holds %v", err, claims.Of("c-7"))
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := claims.Release(ended, "unknown"); !errors.Is(err, context.Canceled) {
+		t.Errorf("release with an ended context: %v", err)
+	}
+	if err := claims.Release(t.Context(), "../unknown"); !errors.Is(err, artifact.ErrInvalid) {
+		t.Errorf("release of a name that is none: %v", err)
+	}
+}
