@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -140,6 +141,10 @@ func live(l *Ledger, acts []act, stop func(error) bool) (promises, error) {
 
 func crashed(err error) bool { return errors.Is(err, durabletest.ErrCrashed) }
 
+// everyFate has each crash leave more at random, and each thing it may leave
+// crash again (`make crash`); without it a sample of both is tried.
+var everyFate = os.Getenv("CRASH") == "full"
+
 // fates are what a crash leaves: the extremes, all but one change, only one,
 // and some at random.
 func fates(fsys *durabletest.FS, seed uint64) []durabletest.Survives {
@@ -147,7 +152,11 @@ func fates(fsys *durabletest.FS, seed uint64) []durabletest.Survives {
 	for _, n := range fsys.Unsynced() {
 		all = append(all, durabletest.Only(n), durabletest.Without(n))
 	}
-	for i := range uint64(2) {
+	random := uint64(2)
+	if everyFate {
+		random = 12
+	}
+	for i := range random {
 		all = append(all, durabletest.Randomly(rand.New(rand.NewPCG(seed, i))))
 	}
 	return all
@@ -172,7 +181,7 @@ func TestAfterACrashAtAnyChangeEachClaimIsWhatTheCallsPromised(t *testing.T) {
 				when := fmt.Sprintf("crash at change %d (torn %v), fate %d", n, tear, i)
 				after := fsys.CrashWith(sector, fate)
 				p.check(t, reopened(t, after, c, when), when)
-				if i < 4 {
+				if i < 4 || everyFate {
 					crashAgain(t, fsys, sector, fate, c, p, when)
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -423,5 +424,28 @@ func TestTombstonesAreBounded(t *testing.T) {
 	gone := l.Gone()
 	if len(gone) != maxTombstones || gone[0].Name != "5" {
 		t.Errorf("%d tombstones, the oldest of claim %s", len(gone), gone[0].Name)
+	}
+}
+
+func TestFoldersThatOthersMadeForAllToReadAreClosed(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "claims")
+	for _, sub := range []string{"", "bad/settled", "journal"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil { //nolint:gosec // as a kubelet makes it
+			t.Fatal(err)
+		}
+	}
+	l, err := Open(Options{Dir: dir, BootID: "boot-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sub := range []string{"", "bad", "bad/settled", "journal"} {
+		info, err := os.Stat(filepath.Join(dir, sub))
+		if err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("claims/%s has mode %v, %v", sub, info.Mode(), err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/hearth-dev/hearth/durable"
 )
 
 const journalSuffix = ".jsonl"
@@ -104,16 +102,6 @@ func (j *journal) prune() error {
 		}
 		if err := j.fs.Remove(path); err != nil {
 			return fmt.Errorf("prune journal: %w", err)
-		}
-	}
-	return nil
-}
-
-// makeDirs makes the ledger's directories.
-func makeDirs(fsys durable.FS, dirs ...string) error {
-	for _, dir := range dirs {
-		if err := durable.MkdirAllSynced(fsys, dir, 0o700); err != nil {
-			return err
 		}
 	}
 	return nil

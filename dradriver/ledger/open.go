@@ -15,6 +15,9 @@ import (
 	"github.com/hearth-dev/hearth/durable"
 )
 
+// dirMode is that of the ledger's directories: entries name models and pods.
+const dirMode = 0o700
+
 // maxBad bounds the bad files that are kept, settled ones and others apart.
 const maxBad = 100
 
@@ -52,7 +55,7 @@ func (l *Ledger) open() (err error) {
 	if _, err := l.read(); err != nil {
 		return err
 	}
-	if err := makeDirs(l.fs, l.dir, l.badDir(), l.oldDir(), l.journal.dir); err != nil {
+	if err := l.makeDirs(); err != nil {
 		return err
 	}
 	if l.lock, err = l.fs.Lock(filepath.Join(l.dir, "lock")); err != nil {
@@ -85,6 +88,28 @@ func (l *Ledger) open() (err error) {
 		l.journal.open[missing[i].Number] = true
 	}
 	l.journal.waiting = missing
+	return nil
+}
+
+// makeDirs makes the ledger's directories, and closes them to others: the
+// kubelet makes the folder of a hostPath before the ledger does, for all to
+// read. A file system without modes keeps what it has.
+func (l *Ledger) makeDirs() error {
+	for _, dir := range []string{l.dir, l.badDir(), l.oldDir(), l.journal.dir} {
+		if err := durable.MkdirAllSynced(l.fs, dir, dirMode); err != nil {
+			return err
+		}
+		info, err := l.fs.Stat(dir)
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&^dirMode == 0 {
+			continue
+		}
+		if err := l.fs.Chmod(dir, dirMode); err != nil {
+			l.log.Warn("the ledger's folder stays open to others", slog.String("folder", dir), slog.Any("error", err))
+		}
+	}
 	return nil
 }
 
