@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,8 +14,11 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/hearth-dev/hearth/nodeagent/report"
 	"github.com/hearth-dev/hearth/router/feed"
@@ -139,6 +143,47 @@ func TestARouterFindsAgentsAndTheirWordsOfPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, func() bool { n := r.Status().Nodes; return len(n) == 1 && n[0].Connected })
+}
+
+func TestARouterIsReadyWithoutThePoolsThatItMayNotRead(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(engine))
+	t.Cleanup(s.Close)
+	client := fake.NewClientset(podOf(t, "a", s.URL))
+	client.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetNamespace() != "team" {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no RoleBinding"))
+	})
+	cfg := inCluster(t)
+	cfg.Pools = append(cfg.Pools, pool.PoolConfig{Name: "theirs", Pods: pool.PodsConfig{Namespace: "team", Selector: "app=m", Port: "http"}})
+	cfg.Kubernetes.Agents = Agents{Namespace: "hearth-system", Service: "hearth-agents", Port: "report"}
+	cfg.Listen.Insecure = true
+	r, _ := start(t, cfg, Options{Cluster: client})
+	admin := "http://" + r.Status().Listeners["admin"]
+	until(t, func() bool {
+		code, _ := request(t, http.MethodGet, admin+"/readyz", "")
+		return code == 200 && len(r.Endpoints()) == 1
+	})
+	if problems := r.Status().Problems; len(problems) != 1 || !strings.Contains(problems[0], "pool theirs has no endpoints") || !strings.Contains(problems[0], "no RoleBinding") {
+		t.Errorf("problems %q", problems)
+	}
+	var text string
+	until(t, func() bool {
+		_, text = request(t, http.MethodGet, admin+"/metrics", "")
+		return strings.Contains(text, `hearth_router_cluster_watch_listed{pool="",watch="agents"} 1`)
+	})
+	for _, want := range []string{
+		`hearth_router_cluster_watch_listed{pool="p",watch="pods"} 1`, `hearth_router_cluster_watch_listed{pool="theirs",watch="pods"} 0`,
+		`hearth_router_cluster_watch_forbidden{pool="p",watch="pods"} 0`, `hearth_router_cluster_watch_forbidden{pool="theirs",watch="pods"} 1`,
+		`hearth_router_cluster_watch_stale_seconds{pool="p",watch="pods"} 0`, `hearth_router_cluster_watch_events_total{pool="p",watch="pods"} 1`,
+		`hearth_router_endpoints_by_state{pool="p",state="ready"} 1`, `hearth_router_endpoints_by_state{pool="p",state="suspended"} 0`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("metrics lack %s", want)
+		}
+	}
 }
 
 func TestPodsWithoutKubernetesAreAnError(t *testing.T) {

@@ -138,6 +138,7 @@ var (
 	descAlarms    = desc("alarms_total", "Choices of an unhealthy or suspended endpoint, since nothing better was left.", "pool")
 	descAttempts  = desc("attempts_total", "Ended attempts by pool and how they failed (none: answered).", "pool", "failure")
 	descEndpoints = desc("endpoints", "Endpoints by pool.", "pool")
+	descStates    = desc("endpoints_by_state", "Endpoints by pool and state: ready, unhealthy, suspended or draining.", "pool", "state")
 	descBlocks    = desc("prefix_blocks", "Prefix blocks remembered, all endpoints together.")
 	descLeftOut   = desc("endpoints_left_out_total", "Reported endpoints that a limit or a bad URL left out.")
 	descWritten   = desc("meter_records_total", "Usage records written and synced.")
@@ -166,6 +167,10 @@ func (s snapshot) Collect(out chan<- prometheus.Metric) {
 		for failure, n := range p.Failures {
 			send(descAttempts, prometheus.CounterValue, float64(n), p.Name, failure)
 		}
+	}
+	collectStates(stats, send)
+	if s.r.cluster != nil {
+		collectWatches(s.r.cluster.Stats(), send)
 	}
 	send(descBlocks, prometheus.GaugeValue, float64(stats.Blocks))
 	send(descLeftOut, prometheus.CounterValue, float64(stats.LeftOut))

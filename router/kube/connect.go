@@ -70,6 +70,9 @@ type noted struct {
 // RoundTrip implements http.RoundTripper.
 func (n *noted) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := n.inner.RoundTrip(r)
+	if cause := context.Cause(r.Context()); err != nil && errors.Is(cause, errNoAnswer) {
+		err = cause
+	}
 	if errors.Is(err, context.Canceled) {
 		return response, err // nobody waits for the answer any more
 	}

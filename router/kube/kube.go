@@ -6,6 +6,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,11 +16,7 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/hearth-dev/hearth/router/feed"
 	"github.com/hearth-dev/hearth/router/pool"
@@ -33,9 +30,10 @@ type Client = kubernetes.Interface
 // and what the agent told of its devices must outlast it.
 const forgetAgentAfter = 10 * time.Minute
 
-// problemFor is how long a failure to read counts as the present state; reads
-// that fail are tried again within 30 s.
-const problemFor = time.Minute
+// answerWithin is how long the router waits for the pods of a pool once the API
+// server has answered for another: then it goes on without. It is longer than
+// the 30 s after which a read that failed is tried again.
+const answerWithin = time.Minute
 
 // Options are what New needs.
 type Options struct {
@@ -70,24 +68,13 @@ type Cluster struct {
 	pools   []pool.PoolConfig    // those with pods; guarded by mu
 	watches map[scope]*following // guarded by mu
 	slices  *following           // of the agents' Service, nil = none; guarded by mu
-	listed  bool                 // every pool's pods were once; guarded by mu
+	listed  bool                 // the API server has answered for every pool; guarded by mu
+	heard   time.Time            // when it first did for one; zero: not yet; guarded by mu
 	odd     map[string]string    // pods without their pool's port, by pool; guarded by mu
 }
 
 // scope is what one watch is about.
 type scope struct{ namespace, selector string }
-
-// following is one running watch.
-type following struct {
-	what     string // for people
-	informer cache.SharedIndexInformer
-	cancel   context.CancelFunc
-	done     chan struct{}
-
-	mu       sync.Mutex
-	failed   error     // of the last read that failed; guarded by mu
-	failedAt time.Time // guarded by mu
-}
 
 // New makes a Cluster. It asks nothing before Run.
 func New(opts Options) (*Cluster, error) {
@@ -123,7 +110,10 @@ func (c *Cluster) signal() {
 	}
 }
 
-// Listed reports whether the pods of every pool were listed at least once.
+// Listed reports whether the API server has answered for every pool at least
+// once: with the pods, or that the router may not read them. A pool for which
+// it fails to for longer than a minute after it answered for another counts
+// too, so that no pool keeps the others from being served.
 func (c *Cluster) Listed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,16 +129,22 @@ func (c *Cluster) Problems() (texts []string) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	add := func(f *following) {
-		if text := f.problem(c.opts.Now()); text != "" {
+	add := func(f *following, without string) {
+		if text := f.problem(c.opts.Now(), without); text != "" {
 			texts = append(texts, text)
 		}
 	}
-	for _, f := range c.watches {
-		add(f)
+	for at, f := range c.watches {
+		var names []string
+		for i := range c.pools {
+			if c.scopeOf(&c.pools[i]) == at {
+				names = append(names, c.pools[i].Name)
+			}
+		}
+		add(f, "pool "+strings.Join(names, ", ")+" has no endpoints")
 	}
 	if c.slices != nil {
-		add(c.slices)
+		add(c.slices, "no agents are found")
 	}
 	slices.Sort(texts)
 	return texts
@@ -161,8 +157,8 @@ func (c *Cluster) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for {
 		c.follow(ctx)
-		c.tellPods()
-		if wait := c.tellAgents(); wait > 0 {
+		pods, agents := c.tellPods(), c.tellAgents()
+		if wait := cmp.Or(min(pods, agents), pods, agents); wait > 0 {
 			timer.Reset(wait)
 		}
 		select {
@@ -186,11 +182,6 @@ func (c *Cluster) stop() {
 	}
 }
 
-func (f *following) end() {
-	f.cancel()
-	<-f.done
-}
-
 // follow starts the watches that lack and ends those that nobody needs.
 func (c *Cluster) follow(ctx context.Context) {
 	c.mu.Lock()
@@ -200,8 +191,7 @@ func (c *Cluster) follow(ctx context.Context) {
 		at := c.scopeOf(&c.pools[i])
 		wanted[at] = true
 		if c.watches[at] == nil {
-			c.watches[at] = c.start(ctx, fmt.Sprintf("pods %q of namespace %s", at.selector, at.namespace),
-				coreinformers.NewFilteredPodInformer(c.opts.Client, at.namespace, 0, nil, selecting(at.selector)), stripPod)
+			c.watches[at] = c.start(ctx, fmt.Sprintf("pods %q of namespace %s", at.selector, at.namespace), podSource(c.opts.Client, at))
 		}
 	}
 	for at, f := range c.watches {
@@ -212,7 +202,7 @@ func (c *Cluster) follow(ctx context.Context) {
 	}
 	if a := c.opts.Agents; a.Service != "" && c.slices == nil {
 		c.slices = c.start(ctx, fmt.Sprintf("endpoint slices of service %s/%s", a.Namespace, a.Service),
-			discoveryinformers.NewFilteredEndpointSliceInformer(c.opts.Client, a.Namespace, 0, nil, selecting(serviceLabel+"="+a.Service)), stripSlice)
+			sliceSource(c.opts.Client, scope{a.Namespace, serviceLabel + "=" + a.Service}))
 	}
 }
 
@@ -224,58 +214,41 @@ func (c *Cluster) scopeOf(p *pool.PoolConfig) scope {
 	return at
 }
 
-func selecting(selector string) func(*metav1.ListOptions) {
-	return func(o *metav1.ListOptions) { o.LabelSelector = selector }
-}
-
-// start runs one watch in a goroutine of its own, which ends with ctx or end.
-func (c *Cluster) start(ctx context.Context, what string, informer cache.SharedIndexInformer, strip cache.TransformFunc) *following {
-	inner, cancel := context.WithCancel(ctx)
-	f := &following{what: what, informer: informer, cancel: cancel, done: make(chan struct{})}
-	// These fail for an informer that runs already, and this one does not.
-	_ = informer.SetTransform(strip)
-	_ = informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-		if f.fail(err, c.opts.Now()) {
-			c.opts.Log.Warn("cannot read from the API server, the last state stands", slog.String("what", what), slog.Any("error", err))
-		}
-	})
-	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { c.signal() },
-		UpdateFunc: func(_, _ any) { c.signal() },
-		DeleteFunc: func(any) { c.signal() },
-	})
-	var running sync.WaitGroup
-	running.Go(func() { informer.RunWithContext(inner) })
-	running.Go(func() {
-		// An empty list brings no event.
-		select {
-		case <-informer.HasSyncedChecker().Done():
-			c.signal()
-		case <-inner.Done():
-		}
-	})
-	go func() {
-		defer close(f.done)
-		running.Wait()
-	}()
-	return f
-}
-
-// tellPods hands on the pods of every pool that was listed.
-func (c *Cluster) tellPods() {
+// tellPods hands on the pods of every pool that was listed, and says when to
+// look again, 0 for when something changes.
+func (c *Cluster) tellPods() (wait time.Duration) {
+	now := c.opts.Now()
 	c.mu.Lock()
 	found := make(map[string][]pool.Pod, len(c.pools))
+	answered, silent := 0, time.Duration(0)
 	for i := range c.pools {
 		p := &c.pools[i]
-		if f := c.watches[c.scopeOf(p)]; f != nil && f.informer.HasSynced() {
+		f := c.watches[c.scopeOf(p)]
+		if f == nil {
+			continue
+		}
+		if f.informer.HasSynced() {
 			list, odd := podsOf(f.informer.GetStore().List(), p.Pods.Port)
 			found[p.Name] = list
 			c.noteLocked(p, odd)
+		} else if !f.refused() {
+			silent = max(silent, answerWithin-now.Sub(f.began))
+			continue
 		}
+		answered++
 	}
-	c.listed = c.listed || len(found) == len(c.pools)
+	if answered > 0 && c.heard.IsZero() {
+		c.heard = now
+	}
+	if answered == len(c.pools) {
+		c.listed = true
+	} else if !c.listed && answered > 0 {
+		wait = max(silent, answerWithin-now.Sub(c.heard))
+		c.listed, wait = wait <= 0, max(wait, 0)
+	}
 	c.mu.Unlock()
 	c.opts.SetPods(found)
+	return wait
 }
 
 // tellAgents hands on where agents are, and says when to look again, 0 for
@@ -290,33 +263,6 @@ func (c *Cluster) tellAgents() time.Duration {
 	wait := c.agents.take(agentsOf(f.informer.GetStore().List(), c.opts.Agents.Port), c.opts.Now())
 	c.opts.SetNodes(c.agents.nodes())
 	return wait
-}
-
-// fail notes a read that failed and reports whether that is news. That a watch
-// ended in the ordinary way is no failure.
-func (f *following) fail(err error, now time.Time) bool {
-	if ordinary(err) {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	news := f.failed == nil || f.failed.Error() != err.Error() || now.Sub(f.failedAt) > problemFor
-	f.failed, f.failedAt = err, now
-	return news
-}
-
-func (f *following) problem(now time.Time) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch synced := f.informer.HasSynced(); {
-	case f.failed == nil:
-		return ""
-	case !synced:
-		return fmt.Sprintf("%s were not read yet: %v", f.what, f.failed)
-	case now.Sub(f.failedAt) < problemFor:
-		return fmt.Sprintf("%s cannot be followed, the last state stands: %v", f.what, f.failed)
-	}
-	return ""
 }
 
 // noteLocked tells of a pool's pods that lack its port, once for each set of them.
