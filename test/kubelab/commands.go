@@ -32,7 +32,7 @@ var commands = map[string]command{
 		fmt.Println(l.Kubeconfig())
 		return nil
 	})},
-	"kubectl": {"kubectl ARG...", "run the lab's own kubectl", onLab(func(ctx context.Context, l *lab.Lab, args []string) error {
+	passing: {"kubectl ARG...", "run the lab's own kubectl", onLab(func(ctx context.Context, l *lab.Lab, args []string) error {
 		return onTerminal(l.Kubectl(ctx, args...))
 	})},
 	"load-image": {"load-image FILE...", "give every node the images of archives", onLab(func(ctx context.Context, l *lab.Lab, args []string) error {

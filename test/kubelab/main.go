@@ -94,14 +94,37 @@ func run(ctx context.Context, args []string) error {
 		set.PrintDefaults()
 	}
 	do := c.flags(set)
-	if err := set.Parse(args[1:]); err != nil {
+	own, rest := args[1:], []string(nil)
+	if args[0] == passing {
+		own, rest = ownArgs(own)
+	}
+	if err := set.Parse(own); err != nil {
 		return err
 	}
-	err := do(ctx, set.Args())
+	err := do(ctx, append(set.Args(), rest...))
 	if errors.Is(err, errUsage) {
 		set.Usage()
 	}
 	return err
+}
+
+// passing is the command that passes what it is given to another program.
+const passing = "kubectl"
+
+// ownArgs parts the arguments of such a command: a leading --name is its own, and a -- after that is left out.
+func ownArgs(args []string) (own, rest []string) {
+	for _, flag := range []string{"--name", "-name"} {
+		switch {
+		case len(args) > 1 && args[0] == flag:
+			own, args = args[:2], args[2:]
+		case len(args) > 0 && strings.HasPrefix(args[0], flag+"="):
+			own, args = args[:1], args[1:]
+		}
+	}
+	if len(args) > 0 && args[0] == "--" {
+		args = args[1:]
+	}
+	return own, args
 }
 
 func help(w io.Writer) {
@@ -110,6 +133,7 @@ func help(w io.Writer) {
 		fmt.Fprintf(w, "  kubelab %-38s %s\n", commands[name].usage, commands[name].does)
 	}
 	fmt.Fprintln(w, "Every command takes --name LAB (default \"default\"); --help after a command lists its flags.")
+	fmt.Fprintln(w, "What follows kubectl is kubectl's, but for a --name before it: kubelab kubectl --name LAB -n llm get pods.")
 }
 
 // listFlag is a flag that may be given several times.
