@@ -28,8 +28,9 @@ const (
 	defaultRecoverEvery = 2 * time.Minute
 )
 
-// holdTimeout bounds one question to the data role in Prepare, so that a role
-// that hangs costs the kubelet's call no more than a part of its 45 s.
+// holdTimeout bounds what a Prepare asks of the data role for its claims, all of
+// it, so that a role that hangs costs the kubelet's call no more than a part of
+// its 45 s.
 const holdTimeout = 10 * time.Second
 
 // releaseTimeout bounds the releases of Unprepare; what they leave is owed.
@@ -56,6 +57,9 @@ type Options struct {
 	DriverMounts []ledger.Mount
 
 	PullDeadline time.Duration // of pulls where no class says otherwise; 0 is 30 min
+	// PullWait is how long a Prepare may wait for pulls that end soon, from the
+	// arrival of its call on; 0 is 20 s, less than 0 not at all.
+	PullWait     time.Duration
 	RecoverEvery time.Duration // 0 is 2 min
 	// HandleError is told what fails in the background of the kubelet's plugin
 	// library; what is not recoverable ends Run as well.
@@ -98,6 +102,9 @@ func New(o Options) (*Driver, error) {
 	}
 	if o.PullDeadline == 0 {
 		o.PullDeadline = defaultPullDeadline
+	}
+	if o.PullWait == 0 {
+		o.PullWait = defaultPullWait
 	}
 	if o.RecoverEvery == 0 {
 		o.RecoverEvery = defaultRecoverEvery

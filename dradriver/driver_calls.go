@@ -48,72 +48,12 @@ type calls struct {
 	stats map[Call]*CallStats
 }
 
-// turn is the right to act for one claim.
-type turn struct {
-	taken chan struct{} // capacity 1: full while somebody has the turn
-	users int           // who has it or waits for it
-}
-
 func newCalls() *calls {
 	c := &calls{turns: map[string]*turn{}, stats: map[Call]*CallStats{}}
 	for _, call := range []Call{CallPrepare, CallUnprepare} {
 		c.stats[call] = &CallStats{Buckets: make([]uint64, len(CallBounds)+1)}
 	}
 	return c
-}
-
-// enter waits until nobody else acts for any of the claims, or ctx ends; leave
-// gives them back.
-func (c *calls) enter(ctx context.Context, turns []string) (leave func(), err error) {
-	// One order for all callers, so that two of them never wait for each other.
-	turns = slices.Compact(slices.Sorted(slices.Values(turns)))
-	had := 0
-	leave = func() {
-		for _, uid := range turns[:had] {
-			c.leave(uid)
-		}
-	}
-	for _, uid := range turns {
-		t := c.join(uid)
-		select {
-		case t.taken <- struct{}{}:
-			had++
-		case <-ctx.Done():
-			c.quit(uid)
-			leave()
-			return nil, ctx.Err()
-		}
-	}
-	return leave, nil
-}
-
-func (c *calls) join(uid string) *turn {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	t := c.turns[uid]
-	if t == nil {
-		t = &turn{taken: make(chan struct{}, 1)}
-		c.turns[uid] = t
-	}
-	t.users++
-	return t
-}
-
-func (c *calls) leave(uid string) {
-	c.mu.Lock()
-	t := c.turns[uid]
-	c.mu.Unlock()
-	<-t.taken
-	c.quit(uid)
-}
-
-func (c *calls) quit(uid string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	t := c.turns[uid]
-	if t.users--; t.users == 0 {
-		delete(c.turns, uid)
-	}
 }
 
 // begin counts a call; end is told how many claims it had, and how many of them
@@ -153,23 +93,28 @@ func (c *calls) snapshot() map[Call]CallStats {
 // arrivalKey is the context's key of an arrival.
 type arrivalKey struct{}
 
-// arrival is a call of the kubelet that has its turn already.
-type arrival struct{ ticket ledger.Ticket }
+// arrival is a call that has its turns.
+type arrival struct {
+	ticket ledger.Ticket
+	at     time.Time // when it came; its turns it may have had later
+	visit  *visit
+}
 
 // intercept takes a call's ticket and its turn around all that the library does
 // for it: reading the claims, the driver's part, and the files with the
 // metadata of devices. A call whose context ends while it waits did nothing.
 func (d *Driver) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	var turns []string
+	rank := rankPrepare
 	switch r := req.(type) {
 	case *drav1.NodePrepareResourcesRequest:
 		turns = turnsOf(r.GetClaims())
 	case *drav1.NodeUnprepareResourcesRequest:
-		turns = turnsOf(r.GetClaims())
+		turns, rank = turnsOf(r.GetClaims()), rankUnprepare
 	case *drav1beta1.NodePrepareResourcesRequest:
 		turns = turnsOf(r.GetClaims())
 	case *drav1beta1.NodeUnprepareResourcesRequest:
-		turns = turnsOf(r.GetClaims())
+		turns, rank = turnsOf(r.GetClaims()), rankUnprepare
 	case *registration.RegistrationStatus:
 		if r.GetPluginRegistered() {
 			d.startedOnce.Do(func() { close(d.started) })
@@ -180,12 +125,11 @@ func (d *Driver) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo
 	default:
 		return handler(ctx, req)
 	}
-	arrived := arrival{ticket: d.o.Ledger.Arrive()}
-	leave, err := d.calls.enter(ctx, turns)
+	arrived, err := d.arriveAt(ctx, turns, rank)
 	if err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
-	defer leave()
+	defer arrived.visit.leave()
 	return handler(context.WithValue(ctx, arrivalKey{}, arrived), req)
 }
 
@@ -206,18 +150,27 @@ func turnsOf[C claimOf](claims []C) []string {
 	return turns
 }
 
-// arrive gives the ticket of a call, and its turn where intercept has not taken
-// it: for callers that come without gRPC.
-func (d *Driver) arrive(ctx context.Context, uids []string) (ledger.Ticket, func(), error) {
+// arrive gives a call its turns where intercept has not: for callers that come
+// without gRPC.
+func (d *Driver) arrive(ctx context.Context, uids []string, rank callRank) (a arrival, leave func(), err error) {
 	if err := ctx.Err(); err != nil {
-		return 0, nil, err
+		return arrival{}, nil, err
 	}
 	if a, ok := ctx.Value(arrivalKey{}).(arrival); ok {
-		return a.ticket, func() {}, nil
+		return a, func() {}, nil
 	}
-	ticket := d.o.Ledger.Arrive()
-	leave, err := d.calls.enter(ctx, uids)
-	return ticket, leave, err
+	if a, err = d.arriveAt(ctx, uids, rank); err != nil {
+		return arrival{}, nil, err
+	}
+	return a, a.visit.leave, nil
+}
+
+// arriveAt takes a call's ticket and then its turns.
+func (d *Driver) arriveAt(ctx context.Context, turns []string, rank callRank) (arrival, error) {
+	a := arrival{ticket: d.o.Ledger.Arrive(), at: time.Now()}
+	var err error
+	a.visit, err = d.calls.enter(ctx, turns, rank)
+	return a, err
 }
 
 // errWaiting is wrapped by the answer to a Prepare whose pull goes on.

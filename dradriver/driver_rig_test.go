@@ -168,7 +168,7 @@ func (r *rig) open(t *testing.T) {
 		Node: testNode, Pools: Pools{GPUs: true, Weights: true, KV: true}, Ledger: l,
 		CDI:   cdi.New(cdi.Options{Dir: filepath.Join(r.dir, "cdi"), Log: quiet}),
 		Cache: r.cache, KV: r.kv, Devices: r.devices, Cluster: r.cluster, Now: r.now.Now, Log: quiet,
-		PluginDir: filepath.Join(r.dir, "plugin"), CDIDir: filepath.Join(r.dir, "cdi"),
+		PluginDir: filepath.Join(r.dir, "plugin"), CDIDir: filepath.Join(r.dir, "cdi"), PullWait: -1,
 	})
 	if err != nil {
 		t.Fatal(err)

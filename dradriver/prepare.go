@@ -14,10 +14,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/hearth-dev/hearth/dradriver/cdi"
-	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/dradriver/ledger"
-	"github.com/hearth-dev/hearth/dradriver/stock"
-	"github.com/hearth-dev/hearth/units"
 )
 
 // maxHolds bounds the claims of one call that ask the data role at once.
@@ -34,10 +31,26 @@ type preparing struct {
 	final  ledger.Entry // what it is to be committed with
 	err    error
 	again  bool // it was prepared before
+	waits  bool // err says only that weights are on their way
+	likely bool // they were once likely to be there within the call
 }
 
 // open reports whether a claim still needs a step.
 func (p *preparing) open() bool { return p.err == nil && !p.again }
+
+// each acts for claims side by side, a bounded number at once.
+func (d *Driver) each(all []*preparing, act func(p *preparing)) {
+	if len(all) == 1 {
+		act(all[0])
+		return
+	}
+	var group errgroup.Group
+	group.SetLimit(maxHolds)
+	for _, p := range all {
+		group.Go(func() error { act(p); return nil })
+	}
+	_ = group.Wait()
+}
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin: CLAIMS.md has its
 // steps. The answer has one entry for each claim; what one of them lacks fails
@@ -48,7 +61,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		uids = append(uids, string(claim.UID))
 	}
 	ended := d.calls.begin(CallPrepare)
-	ticket, leave, err := d.arrive(ctx, uids)
+	arrived, leave, err := d.arrive(ctx, uids, rankPrepare)
 	if err != nil {
 		ended(len(claims), len(claims), 0)
 		return nil, fmt.Errorf("prepare claims: %w", err)
@@ -57,13 +70,15 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 	all := make([]*preparing, 0, len(claims))
 	for _, claim := range claims {
-		p := &preparing{claim: claim, ticket: ticket}
-		p.err = d.consider(ctx, p)
-		all = append(all, p)
+		all = append(all, &preparing{claim: claim, ticket: arrived.ticket})
 	}
+	asking := newAsking(ctx)
+	defer asking.end()
+	d.each(all, func(p *preparing) { p.err = d.consider(ctx, asking, p) })
 	d.beginAll(ctx, all)
-	d.holdAll(ctx, all)
+	d.holdAll(ctx, asking, all)
 	d.commitAll(ctx, all)
+	d.await(ctx, arrived, all)
 
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(all))
 	failed, waiting := 0, 0
@@ -82,7 +97,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 // consider finds out what a claim needs: nothing, the rest of what was begun,
 // or a plan.
-func (d *Driver) consider(ctx context.Context, p *preparing) error {
+func (d *Driver) consider(ctx context.Context, asking *asking, p *preparing) error {
 	uid := string(p.claim.UID)
 	had, known := d.o.Ledger.Get(uid)
 	if known && !sameAllocation(&had, p.claim) {
@@ -102,7 +117,7 @@ func (d *Driver) consider(ctx context.Context, p *preparing) error {
 		p.entry.Pods = withPods(had.Pods, PodsOf(p.claim))
 		p.words, _, err = readWords(p.claim, d.o.Node, d.o.Pools)
 	default:
-		if err := d.releaseOwed(ctx, uid); err != nil {
+		if err := asking.told("release what the claim held before", d.releaseOwed(asking.ctx, uid)); err != nil {
 			return fmt.Errorf("what the claim held before is not released yet: %w", err)
 		}
 		p.entry, p.words, err = planClaim(p.claim, d.view())
@@ -127,169 +142,6 @@ func (d *Driver) beginAll(ctx context.Context, all []*preparing) {
 		}
 	}
 	d.pulls.taken()
-}
-
-// holdAll takes what the plans say is to be held, a bounded number of claims at
-// once.
-func (d *Driver) holdAll(ctx context.Context, all []*preparing) {
-	var group errgroup.Group
-	group.SetLimit(maxHolds)
-	for _, p := range all {
-		if !p.open() {
-			continue
-		}
-		group.Go(func() error {
-			p.err = d.hold(ctx, p)
-			return nil
-		})
-	}
-	_ = group.Wait()
-}
-
-// hold takes what one plan says, all of it that can be had, and puts what the
-// container gets into p.final. The error says what is lacking.
-func (d *Driver) hold(ctx context.Context, p *preparing) error {
-	d.pulls.open(p)
-	p.final = p.entry
-	p.final.Results = append([]ledger.Result(nil), p.entry.Results...)
-	p.final.Weights = append([]ledger.Weight(nil), p.entry.Weights...)
-	view := d.view()
-	var lacks []error
-	weight := 0
-	for i := range p.final.Results {
-		r := &p.final.Results[i]
-		var err error
-		switch r.Kind {
-		case ledger.KindGPU:
-			state, ok := view.devices.Find(device.ID(r.Device))
-			if !ok {
-				err = fmt.Errorf("request %s: device %s is not on node %s", r.Request, r.Device, d.o.Node)
-			}
-			r.Edits = gpuEdits(state, d.o.DriverMounts)
-		case ledger.KindWeights, ledger.KindCold:
-			var views stock.Views
-			views, err = d.holdWeights(ctx, p, r, &p.final.Weights[weight])
-			r.Edits = weightsEdits(views, p.words[i].path)
-			weight++
-		case ledger.KindKV:
-			p.final.KV, err = d.reserve(ctx, &p.final)
-			if err == nil {
-				r.Edits = kvEdits(p.final.KV, p.words[i].path)
-			}
-		}
-		if err != nil {
-			lacks = append(lacks, err)
-		}
-	}
-	p.final = withNames(p.final)
-	return joined(lacks)
-}
-
-// joined is errors for one line.
-func joined(errs []error) error {
-	if len(errs) == 0 {
-		return nil
-	}
-	err := errs[0]
-	for _, next := range errs[1:] {
-		err = fmt.Errorf("%w; %w", err, next)
-	}
-	return err
-}
-
-// holdWeights holds an artifact, and pulls what is not there.
-func (d *Driver) holdWeights(ctx context.Context, p *preparing, r *ledger.Result, w *ledger.Weight) (stock.Views, error) {
-	if d.o.Cache == nil {
-		return stock.Views{}, fmt.Errorf("request %s: %w", r.Request, stock.ErrUnavailable)
-	}
-	ctx, cancel := context.WithTimeout(ctx, holdTimeout)
-	defer cancel()
-	if !w.Pull {
-		views, err := d.o.Cache.Hold(ctx, w.Digest, p.entry.UID)
-		if err == nil || !errors.Is(err, stock.ErrNotReady) || w.Ref.IsZero() {
-			return views, within(r.Request, err)
-		}
-		// It went after it was planned with: its ref says where to get it.
-		w.Pull, w.Deadline = true, d.o.Now().Add(d.deadlineOf(p, r))
-		if a, ok := d.seen.all()[r.Device]; ok {
-			w.Ref = exact(a)
-		}
-		if err := d.replan(ctx, p, w); err != nil {
-			return stock.Views{}, err
-		}
-	}
-	progress, err := d.o.Cache.Pull(ctx, w.Ref, p.entry.UID)
-	if err != nil {
-		return stock.Views{}, within(r.Request, err)
-	}
-	if digest := progress.Views.Digest; !digest.IsZero() {
-		if r.Kind == ledger.KindWeights && WeightsDevice(digest) != r.Device {
-			progress = stock.Progress{Final: true, Reason: "Changed", Failed: fmt.Sprintf(
-				"%s now means artifact %s, and the claim was allocated device %s; delete the pod, so that it is placed anew", w.Ref, digest, r.Device)}
-		} else {
-			w.Digest, w.Size = digest, int64(progress.Size)
-		}
-	}
-	return progress.Views, within(r.Request, d.pulls.progress(p.entry.UID, r.Request, w, progress))
-}
-
-func within(request string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("request %s: %w", request, err)
-}
-
-// replan lets the ledger know that an artifact is to be pulled after all.
-func (d *Driver) replan(ctx context.Context, p *preparing, w *ledger.Weight) error {
-	next := p.entry
-	next.Weights = append([]ledger.Weight(nil), p.entry.Weights...)
-	for i := range next.Weights {
-		if next.Weights[i].Request == w.Request && next.Weights[i].Digest == w.Digest {
-			next.Weights[i] = *w
-		}
-	}
-	// The turn for the claim is ours, so no Unprepare came since it was begun.
-	if err := joined(compact(d.o.Ledger.Begin(ctx, d.o.Ledger.Arrive(), next))); err != nil {
-		return err
-	}
-	p.entry = next
-	return nil
-}
-
-// compact leaves out what is nil.
-func compact(errs []error) []error {
-	var some []error
-	for _, err := range errs {
-		if err != nil {
-			some = append(some, err)
-		}
-	}
-	return some
-}
-
-// reserve takes the KV space of a plan.
-func (d *Driver) reserve(ctx context.Context, entry *ledger.Entry) (*ledger.KV, error) {
-	if d.o.KV == nil {
-		return nil, stock.ErrUnavailable
-	}
-	ctx, cancel := context.WithTimeout(ctx, holdTimeout)
-	defer cancel()
-	dir, err := d.o.KV.Reserve(ctx, reservation(entry))
-	if err != nil {
-		return entry.KV, err
-	}
-	kv := *entry.KV
-	kv.Dir = dir
-	return &kv, nil
-}
-
-// reservation is what an entry has of the KV space.
-func reservation(entry *ledger.Entry) stock.Reservation {
-	return stock.Reservation{
-		Claim: entry.UID, Namespace: entry.KV.Namespace,
-		Memory: units.Bytes(entry.KV.Memory), NVMe: units.Bytes(entry.KV.NVMe),
-	}
 }
 
 // commitAll writes the CDI files and then what is prepared. A claim that was

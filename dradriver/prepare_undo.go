@@ -23,7 +23,7 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		uids = append(uids, string(claim.UID))
 	}
 	ended := d.calls.begin(CallUnprepare)
-	_, leave, err := d.arrive(ctx, uids)
+	_, leave, err := d.arrive(ctx, uids, rankUnprepare)
 	if err != nil {
 		ended(len(claims), len(claims), 0)
 		return nil, fmt.Errorf("unprepare claims: %w", err)

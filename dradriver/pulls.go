@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -57,6 +56,7 @@ type opening struct {
 	wasFalse  bool                        // its status says Prepared=False already
 	waits     time.Time                   // since when weights are waited for; zero: they are not
 	pulls     map[string]*pulling         // by request
+	awaited   bool                        // a call asks for them
 	said      map[string]metav1.Condition // by request
 }
 
@@ -336,7 +336,7 @@ func (o *openings) poll(ctx context.Context) {
 	var uids []string
 	for uid, c := range o.claims {
 		for _, pull := range c.pulls {
-			if !pull.verdict.ready {
+			if !pull.verdict.ready && !c.awaited {
 				uids = append(uids, uid)
 				break
 			}
@@ -350,37 +350,60 @@ func (o *openings) poll(ctx context.Context) {
 }
 
 // look asks for the pulls of one claim, in its turn: a claim that was
-// unprepared meanwhile must not begin to pull again.
+// unprepared meanwhile must not begin to pull again. It makes way for whoever
+// wants the turn.
 func (o *openings) look(ctx context.Context, uid string) {
 	turn, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	leave, err := o.d.calls.enter(turn, []string{uid})
+	visit, err := o.d.calls.enter(turn, []string{uid}, rankBackground)
 	if err != nil {
 		return
 	}
-	defer leave()
+	defer visit.leave()
 	entry, known := o.d.o.Ledger.Get(uid)
 	if !known || entry.State != ledger.Begun {
 		o.close(uid)
 		return
 	}
+	ctx, end := visit.within(ctx)
+	defer end()
+	ctx, cancel = context.WithTimeout(ctx, holdTimeout)
+	defer cancel()
+	o.ask(ctx, uid)
+}
+
+// ask asks for the pulls of a claim that are not ready, in the claim's turn, and
+// gives what it lacks yet.
+func (o *openings) ask(ctx context.Context, uid string) (lacks []error) {
+	type question struct {
+		pulling
+		result ledger.Result
+	}
+	var questions []question
 	o.mu.Lock()
-	var pulls []pulling
 	if c := o.claims[uid]; c != nil {
-		for _, request := range slices.Sorted(maps.Keys(c.pulls)) {
-			// What failed for good is asked for again by the kubelet only.
-			if pull := c.pulls[request]; !pull.verdict.ready && !pull.progress.Final {
-				pulls = append(pulls, *pull)
+		for _, r := range c.results {
+			if pull := c.pulls[r.Request]; pull != nil && !pull.verdict.ready {
+				questions = append(questions, question{*pull, r})
 			}
 		}
 	}
 	o.mu.Unlock()
-	for i := range pulls {
-		ask, cancel := context.WithTimeout(ctx, holdTimeout)
-		progress, err := o.d.o.Cache.Pull(ask, pulls[i].weight.Ref, uid)
-		cancel()
-		if err == nil {
-			_ = o.progress(uid, pulls[i].request, &pulls[i].weight, progress)
+	for i := range questions {
+		q := &questions[i]
+		progress := q.progress
+		// What failed for good is asked for again by the kubelet only.
+		if !progress.Final {
+			var err error
+			if progress, err = o.d.o.Cache.Pull(ctx, q.weight.Ref, uid); err != nil {
+				lacks = append(lacks, within(q.request, err))
+				continue
+			}
+			progress = meant(&q.result, &q.weight, progress)
+		}
+		if err := o.progress(uid, q.request, &q.weight, progress); err != nil {
+			lacks = append(lacks, within(q.request, err))
 		}
 	}
+	return lacks
 }

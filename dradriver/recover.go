@@ -14,8 +14,9 @@ import (
 	"github.com/hearth-dev/hearth/dradriver/stock"
 )
 
-// recoverTimeout bounds what recovery does for one claim.
-const recoverTimeout = 20 * time.Second
+// recoverTimeout bounds what recovery does for one claim, with the wait for its
+// turn, which a Prepare that waits for weights may have for defaultPullWait.
+const recoverTimeout = 40 * time.Second
 
 // stateTimeout bounds a question to the API server.
 const stateTimeout = 10 * time.Second
@@ -99,6 +100,9 @@ func (d *Driver) Recover(ctx context.Context) error {
 			state, answers = d.ask(ctx, &entry)
 		}
 		gone := answers && unwanted(&entry, state, d.o.Ledger.BootID())
+		if entry.State == ledger.Begun && !gone {
+			continue // its Prepare goes on with it, and may have its turn for long
+		}
 		errs = append(errs, d.inTurn(ctx, entry.UID, func(ctx context.Context, uid string) error {
 			return d.recoverClaim(ctx, &entry, state.Pods, gone)
 		}))
@@ -115,16 +119,19 @@ func (d *Driver) Recover(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// inTurn acts for one claim while nobody else does.
+// inTurn acts for one claim while nobody else does. Where the kubelet calls for
+// the claim meanwhile, what is not done is left to the next recovery.
 func (d *Driver) inTurn(ctx context.Context, uid string, act func(context.Context, string) error) error {
 	ctx, cancel := context.WithTimeout(ctx, recoverTimeout)
 	defer cancel()
-	leave, err := d.calls.enter(ctx, []string{uid})
+	visit, err := d.calls.enter(ctx, []string{uid}, rankBackground)
 	if err != nil {
 		return fmt.Errorf("recover claim %s: %w", uid, err)
 	}
-	defer leave()
-	if err := act(ctx, uid); err != nil {
+	defer visit.leave()
+	ctx, end := visit.within(ctx)
+	defer end()
+	if err := act(ctx, uid); err != nil && !errors.Is(context.Cause(ctx), errHurried) {
 		return fmt.Errorf("recover claim %s: %w", uid, err)
 	}
 	return nil

@@ -136,7 +136,7 @@ func buildDriver(dir, url, boot string, fsys durable.FS, cache stock.Cache, kv s
 		Node: node, Pools: dradriver.Pools{GPUs: true, Weights: true, KV: true}, Kube: client,
 		Ledger: b.ledger, CDI: b.specs, Cache: cache, KV: kv, Devices: gpus(), Cluster: cluster,
 		PluginDir: filepath.Join(dir, "plugin"), RegistrarDir: filepath.Join(dir, "reg"), CDIDir: filepath.Join(dir, "cdi"),
-		Log: quiet,
+		PullWait: -1, Log: quiet,
 	})
 	return b, err
 }
