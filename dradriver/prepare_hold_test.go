@@ -55,7 +55,8 @@ func (r *rig) hang() (h hung, over func()) {
 
 func TestADataRoleThatHangsCostsAPrepareItsBoundOnceAndIsNamed(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		_, over := r.hang()
 		claims := []*resourceapi.ResourceClaim{everything(), withUID(allocated(weightsResult("model", mistral)), "team", "b")}
 		start := time.Now()
@@ -99,7 +100,8 @@ func TestADataRoleThatHangsCostsAPrepareItsBoundOnceAndIsNamed(t *testing.T) {
 
 func TestARecoveryThatHangsMakesWayForThePrepareOfItsClaim(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c := everything()
 		first := r.mustPrepare(t, c)
 		h, over := r.hang()
@@ -123,7 +125,8 @@ func TestARecoveryThatHangsMakesWayForThePrepareOfItsClaim(t *testing.T) {
 
 func TestLookingAtPullsMakesWayForThePrepareOfTheirClaim(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		r.o.PullWait = -1
 		c := wants(vanished)
 		if err := r.prepare(t, c).Err; !errors.Is(err, errWaiting) {

@@ -18,16 +18,13 @@ import (
 	simstock "github.com/hearth-dev/hearth/test/sim/stock"
 )
 
-// patiently runs a test in a bubble, with a driver that waits for pulls and the
-// bubble's clock.
-func patiently(t *testing.T, test func(t *testing.T, r *rig)) {
+// patient is a driver that waits for pulls, in a bubble and with its clock.
+func patient(t *testing.T) *rig {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
-		r.o.PullWait, r.now.real = defaultPullWait, true
-		r.cache.Offer(vanished.Ref, simstock.Origin{Artifact: vanished, Manual: true})
-		test(t, r)
-	})
+	r := newRig(t)
+	r.o.PullWait, r.now.real = defaultPullWait, true
+	r.cache.Offer(vanished.Ref, simstock.Origin{Artifact: vanished, Manual: true})
+	return r
 }
 
 // after moves the pull of an artifact once some time has passed.
@@ -59,7 +56,8 @@ func took(t *testing.T, since time.Time, want time.Duration) {
 
 func TestAPrepareWaitsForAPullThatEndsSoonAndPreparesInTheSameCall(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c := wants(vanished)
 		r.after(t, 700*time.Millisecond, vanished, going(vanished, 15*time.Second))
 		r.after(t, 15300*time.Millisecond, vanished, whole(vanished))
@@ -93,7 +91,8 @@ func TestAPrepareWaitsNoLongerThanItIsWorth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			patiently(t, func(t *testing.T, r *rig) {
+			synctest.Test(t, func(t *testing.T) {
+				r := patient(t)
 				claim := wants(vanished)
 				r.after(t, 0, vanished, c.first)
 				r.after(t, time.Second, vanished, c.later)
@@ -130,7 +129,8 @@ func whole3(a stock.Artifact) stock.Progress {
 
 func TestTheTextOfAPrepareThatWaitedIsOfNow(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c := wants(vanished)
 		r.after(t, 2500*time.Millisecond, vanished, going(vanished, 10*time.Minute))
 		err := r.prepare(t, c).Err
@@ -143,7 +143,8 @@ func TestTheTextOfAPrepareThatWaitedIsOfNow(t *testing.T) {
 
 func TestAnUnprepareEndsTheWaitOfAPrepareAtOnceAndNothingIsPrepared(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c, other := wants(vanished), withUID(allocated(gpuResult("gpu", "gpu-1")), "team", "other")
 		r.after(t, 0, vanished, going(vanished, 15*time.Second))
 		start := time.Now()
@@ -183,7 +184,8 @@ func TestAnUnprepareEndsTheWaitOfAPrepareAtOnceAndNothingIsPrepared(t *testing.T
 
 func TestAPrepareThatQueuedBehindAnUnprepareIsTooLate(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c := wants(vanished)
 		late := r.o.Ledger.Arrive()
 		r.after(t, 0, vanished, going(vanished, 15*time.Second))
@@ -209,7 +211,8 @@ func TestAPrepareThatQueuedBehindAnUnprepareIsTooLate(t *testing.T) {
 
 func TestClaimsOfOneCallWaitSideBySide(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		var claims []*resourceapi.ResourceClaim
 		var uids []types.UID
 		for i := range byte(3 * maxHolds) {
@@ -238,7 +241,8 @@ func TestClaimsOfOneCallWaitSideBySide(t *testing.T) {
 
 func TestAPullThatFailsWhileAPrepareWaitsIsAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c := wants(vanished)
 		r.after(t, 0, vanished, going(vanished, 10*time.Second))
 		time.AfterFunc(4200*time.Millisecond, func() {
@@ -261,7 +265,8 @@ func TestAPullThatFailsWhileAPrepareWaitsIsAnsweredAtOnce(t *testing.T) {
 
 func TestADataRoleThatGoesWhileAPrepareWaitsIsWhatTheAnswerSays(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c := wants(vanished)
 		r.after(t, 0, vanished, going(vanished, 10*time.Second))
 		time.AfterFunc(4200*time.Millisecond, func() { r.cache.SetDown(true) })
@@ -278,7 +283,8 @@ func TestADataRoleThatGoesWhileAPrepareWaitsIsWhatTheAnswerSays(t *testing.T) {
 
 func TestAClaimThatLacksMoreThanWeightsOnTheirWayIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c := wants(vanished)
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, kvResult("kv", "64Gi", "0"))
 		r.after(t, 0, vanished, going(vanished, 10*time.Second))
@@ -295,7 +301,8 @@ func TestAClaimThatLacksMoreThanWeightsOnTheirWayIsNotWaitedFor(t *testing.T) {
 
 func TestNobodyElseAsksForAPullThatAPrepareWaitsForAndRecoveryPassesItBy(t *testing.T) {
 	t.Parallel()
-	patiently(t, func(t *testing.T, r *rig) {
+	synctest.Test(t, func(t *testing.T) {
+		r := patient(t)
 		c := wants(vanished)
 		r.after(t, 0, vanished, going(vanished, 10*time.Second))
 		r.after(t, 10*time.Second, vanished, whole(vanished))
