@@ -82,7 +82,7 @@ data:
   tls.crt: %s
   tls.key: %s
   ca.crt: %s
-`, side.secret, namespace, text(pair.Cert), text(pair.Key), text(ca.Cert()))
+`, side.secret, scalar(namespace), text(pair.Cert), text(pair.Key), text(ca.Cert()))
 	}
 	return nil
 }

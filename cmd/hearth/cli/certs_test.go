@@ -60,6 +60,22 @@ func TestCertsPrintsSecretsOfOneAuthorityWithTheRolesInThem(t *testing.T) {
 	}
 }
 
+func TestCertsGivesANamespaceThatYAMLWouldTakeForSomethingElseAsItIs(t *testing.T) {
+	t.Parallel()
+	for _, namespace := range []string{"true", "null", "123", "1e3"} {
+		out, said, code := hearth(t, "certs", "--namespace", namespace)
+		if code != terminal.ExitOK {
+			t.Fatalf("--namespace %s ended with %d: %s", namespace, code, said)
+		}
+		for document := range strings.SplitSeq(strings.TrimPrefix(out, "---\n"), "---\n") {
+			var secret corev1.Secret
+			if err := yaml.UnmarshalStrict([]byte(document), &secret); err != nil || secret.Namespace != namespace {
+				t.Errorf("--namespace %s is %q, %v", namespace, secret.Namespace, err)
+			}
+		}
+	}
+}
+
 func TestCertsRefusesAValidityThatIsNone(t *testing.T) {
 	t.Parallel()
 	for _, days := range []string{"0", "-1", "3651"} {

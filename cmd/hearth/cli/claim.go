@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/hearth-dev/hearth/api/v1alpha1"
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/dradriver"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -128,8 +129,9 @@ func (f claimFlags) plan() (claimPlan, error) {
 		return p, terminal.Usagef("--size is of what a node pulls; it goes with --ref")
 	case f.mount != "" && p.model == "":
 		return p, terminal.Usagef("--path is where the model goes, and there is no --model")
-	case f.mount != "" && !strings.HasPrefix(f.mount, "/"):
-		return p, terminal.Usagef("--path %q: want an absolute path in the container", f.mount)
+	}
+	if err := (&v1alpha1.WeightsConfig{ContainerPath: f.mount}).Validate(); err != nil {
+		return p, terminal.Usagef("--path: %w", err)
 	}
 	if p.name == "" {
 		p.name = objectName(p.model)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"sigs.k8s.io/yaml"
 
+	"github.com/hearth-dev/hearth/api/v1alpha1"
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 	"github.com/hearth-dev/hearth/dradriver"
 	"github.com/hearth-dev/hearth/dradriver/device"
@@ -290,6 +292,19 @@ func TestWhatCannotBeClaimedIsAUsageError(t *testing.T) {
 		{"--namespace", "a.b"},
 		{"--path", "/x"},
 		{"--model", "m", "--path", "x"},
+		{"--model", "m", "--path", "/models\nkind: Secret"},
+		{"--model", "m", "--path", "/models\t"},
+		{"--model", "m", "--path", "/models:rw"},
+		{"--model", "m", "--path", "/etc/ssl"},
+		{"--model", "m", "--path", "/a/../b"},
+		{"--ref", "hub://org/m@main\nkind: Secret"},
+		{"--product", "x\ny"},
+		{"--kv", "1Gi\n"},
+		{"--kv-nvme", "1Gi\n"},
+		{"--ref", "hub://org/m", "--size", "1Gi\n"},
+		{"--same", "nvlink\n"},
+		{"--name", "a\nb"},
+		{"--namespace", "a\nb"},
 		{"--model", "org/m"},
 		{"--model", "a\nb"},
 	} {
@@ -298,4 +313,39 @@ func TestWhatCannotBeClaimedIsAUsageError(t *testing.T) {
 			t.Errorf("hearth claim %q ended with %d and printed %q: %s", args, code, out, said)
 		}
 	}
+}
+
+func TestWhateverMayBeSaidOfAClaimIsReadBackAsItWasSaid(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"/it's", `/a "b"`, "/# no comment", "/käse", "/\u2028", "/{a}", "/ a"} {
+		config := template(t, "--model", "m", "--path", path).Spec.Spec.Devices.Config
+		if len(config) != 1 {
+			t.Fatalf("--path %q gave %v", path, config)
+		}
+		decoded, err := v1alpha1.Decode(config[0].Opaque.Parameters.Raw)
+		if weights, ok := decoded.(*v1alpha1.WeightsConfig); !ok || weights.ContainerPath != path {
+			t.Errorf("--path %q became %+v, %v", path, decoded, err)
+		}
+	}
+	for _, name := range []string{"null", "yes", "12", "1e3", "0x1f"} {
+		if got := template(t, "--model", "m", "--name", name, "--namespace", name); got.Name != name || got.Namespace != name {
+			t.Errorf("name %q became %q, %q", name, got.Name, got.Namespace)
+		}
+	}
+}
+
+func FuzzAQuotedTextIsOneLineThatReadsBackAsItself(f *testing.F) {
+	for _, text := range []string{"", "a", "it's", "a\nb", "\x00", "\u2028", "\u0085", "\ufeff", "😀", "- a", "'", `"`, "\\n", "\x7f"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if !utf8.ValidString(text) {
+			return
+		}
+		quoted := quote(text)
+		var got struct{ A string }
+		if err := yaml.UnmarshalStrict([]byte("a: "+quoted+"\n"), &got); err != nil || got.A != text || strings.ContainsAny(quoted, "\n\r") {
+			t.Errorf("%q is written as %s and read as %q, %v", text, quoted, got.A, err)
+		}
+	})
 }

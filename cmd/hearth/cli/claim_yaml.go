@@ -202,8 +202,15 @@ func scalar(name string) string {
 	return quote(name)
 }
 
-// quote gives a YAML string in single quotes, in which only they are special.
-func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+// quote gives any text as a YAML string of one line: in single quotes, in which
+// only they are special, and where a character is not printed as it is, with
+// the escapes of double ones.
+func quote(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return strconv.QuoteToASCII(s)
+	}
+	return "'" + strings.ReplaceAll(s, "'", "''") + "'"
+}
 
 // class names the DeviceClass of a kind of device.
 func class(kind string) string { return kind + "." + dradriver.Name }

@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -19,24 +21,44 @@ type nodeState struct {
 	Devices   []admin.Device   `json:"devices"`
 }
 
+// partTimeout bounds one of the questions to an agent that says who it is, so
+// that one which nothing answers leaves time for the others.
+const partTimeout = askTimeout / 2
+
+// readNode asks an agent all of it. What it does not answer, as of a data role
+// that hangs, is a problem of the node and takes away nothing else.
 func readNode(ctx context.Context, c *admin.Client) (nodeState, error) {
 	node, err := c.Node(ctx)
 	if err != nil {
 		return nodeState{}, err
 	}
-	models, err := c.Models(ctx)
-	if err != nil {
-		return nodeState{}, err
+	ctx, cancel := context.WithTimeout(ctx, partTimeout)
+	defer cancel()
+	s := nodeState{Node: node}
+	var reading sync.WaitGroup
+	var models, endpoints, devices error
+	reading.Go(func() { s.Models, models = c.Models(ctx) })
+	reading.Go(func() { s.Endpoints, endpoints = c.Endpoints(ctx) })
+	reading.Go(func() { s.Devices, devices = c.Devices(ctx) })
+	reading.Wait()
+	for _, part := range []struct {
+		what string
+		err  error
+	}{{"models", models}, {"endpoints", endpoints}, {"devices", devices}} {
+		if part.err != nil {
+			s.Node.Problems = append(s.Node.Problems, fmt.Sprintf("its %s are not known: %v", part.what, part.err))
+		}
 	}
-	endpoints, err := c.Endpoints(ctx)
-	if err != nil {
-		return nodeState{}, err
+	// In JSON a list that is not known is empty, not null.
+	s.Models, s.Endpoints, s.Devices = orEmpty(s.Models), orEmpty(s.Endpoints), orEmpty(s.Devices)
+	return s, nil
+}
+
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
 	}
-	devices, err := c.Devices(ctx)
-	if err != nil {
-		return nodeState{}, err
-	}
-	return nodeState{Node: node, Models: models, Endpoints: endpoints, Devices: devices}, nil
+	return list
 }
 
 // readNodes asks every agent; failure is the first agent's that said nothing.
