@@ -92,7 +92,8 @@ type Cache interface {
 	// not told any yet or cannot be reached, and then the state is the last one.
 	Weights() (state Weights, ok bool)
 	// Subscribe gives a channel that holds a signal after Weights changed, and
-	// the func that ends the subscription.
+	// after the try of a claim's pull ended, well or not; and the func that ends
+	// the subscription.
 	Subscribe() (changed <-chan struct{}, cancel func())
 	// Hold forbids the removal of a Ready artifact for a claim and gives its
 	// views. The same call again gives the same answer. ErrNotReady,

@@ -130,14 +130,24 @@ func (w *InProcess) begin(ctx context.Context, p *claimPull) error {
 	if l.Ready && w.store.Ready(l.Digest) {
 		return nil
 	}
-	if _, final := classify(p.failure); p.failure != nil && final && time.Since(p.failed) >= finalStands {
-		select {
-		case p.again <- struct{}{}:
-		default:
-		}
+	if p.failure != nil && time.Since(p.failed) >= finalStands {
+		p.retryLocked()
 	}
 	w.startLocked(p)
 	return nil
+}
+
+// retryLocked tries a pull once more that failed for good; until that has ended
+// it counts as one that goes on.
+func (p *claimPull) retryLocked() {
+	if _, final := classify(p.failure); !final {
+		return
+	}
+	p.failure = nil
+	select {
+	case p.again <- struct{}{}:
+	default:
+	}
 }
 
 // wish notes what a claim asks for, with its digest where the ref is known; an
@@ -209,7 +219,18 @@ func (c cache) Release(ctx context.Context, claim string) error {
 		}
 	}
 	w.mu.Unlock()
-	return w.claims.Release(ctx, claim)
+	if err := w.claims.Release(ctx, claim); err != nil {
+		return err
+	}
+	// What the claim held makes room.
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.pulls {
+		if reason, _ := classify(p.failure); p.failure != nil && reason == reasonNoSpace {
+			p.retryLocked()
+		}
+	}
+	return nil
 }
 
 // Holds implements stock.Cache.

@@ -39,7 +39,8 @@ type InProcess struct {
 
 	drive   stock.Drive // without Free
 	weights atomic.Pointer[stock.Weights]
-	changed signals // of weights
+	changed signals      // of weights, and of ended
+	ended   atomic.Int64 // pulls for claims that ended, whatever their end
 	told    map[artifact.Digest]description
 	viewed  chan struct{} // capacity 1: views stand, of which the store gives no signal
 	lending chan struct{} // capacity 1: taken to change lent
@@ -129,7 +130,7 @@ func (w *InProcess) Run(ctx context.Context) error {
 
 // Snapshot implements Data.
 func (w *InProcess) Snapshot() (State, bool) {
-	return State{Epoch: w.epoch, Models: w.Models(), Space: w.usage()}, true
+	return State{Epoch: w.epoch, Models: w.Models(), Space: w.usage(), PullsEnded: w.ended.Load()}, true
 }
 
 // usage is the room of the store; 0 where it cannot be read.

@@ -45,6 +45,9 @@ type State struct {
 	Models []weightcache.Status
 	// Space is that of the weights store; 0 where it cannot be read.
 	Space Space
+	// PullsEnded counts the tries of pulls for claims that ended in this epoch,
+	// well or not.
+	PullsEnded int64
 	// Problems are texts for people; empty where both roles are one process,
 	// which has them already.
 	Problems []string

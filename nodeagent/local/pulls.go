@@ -124,6 +124,8 @@ func (w *InProcess) runPull(ctx context.Context, p *claimPull) {
 		w.mu.Lock()
 		p.failure, p.failed, p.landed = err, time.Now(), nil
 		w.mu.Unlock()
+		w.ended.Add(1)
+		w.changed.notify()
 		if err == nil {
 			log.Info("artifact is ready for a claim")
 			return
@@ -224,7 +226,15 @@ func left(landed []sample, present, size int64, now time.Time) time.Duration {
 	if len(landed) == 0 || size <= present {
 		return 0
 	}
-	over, bytes := now.Sub(landed[0].at), present-landed[0].bytes
+	// A pull that asks its source first, or has stalled, goes on from here.
+	base := landed[0]
+	for _, s := range landed[1:] {
+		if s.bytes != base.bytes {
+			break
+		}
+		base = s
+	}
+	over, bytes := now.Sub(base.at), present-base.bytes
 	if over <= 0 || bytes <= 0 {
 		return 0
 	}

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -162,7 +163,7 @@ func (r *Remote) take(data []byte) error {
 	if l.Epoch == 0 {
 		return nil
 	}
-	state := State{Epoch: l.Epoch, Models: make([]weightcache.Status, 0, len(l.Models)), Space: l.Space, Problems: l.Problems}
+	state := State{Epoch: l.Epoch, Models: make([]weightcache.Status, 0, len(l.Models)), Space: l.Space, PullsEnded: l.PullsEnded, Problems: l.Problems}
 	for _, m := range l.Models {
 		state.Models = append(state.Models, m.status())
 	}
@@ -259,6 +260,8 @@ func call[Out any](ctx context.Context, r *Remote, path string, in any) (out Out
 		return out, no.f.err()
 	case err != nil && ctx.Err() != nil:
 		return out, fmt.Errorf("call data role: %w", context.Cause(ctx))
+	case err != nil && bounded.Err() != nil:
+		return out, fmt.Errorf("%w: asked for %s, it said nothing for %s", stock.ErrUnavailable, strings.TrimPrefix(path, pathPrefix), within)
 	case err != nil:
 		return out, fmt.Errorf("%w: %w", stock.ErrUnavailable, err)
 	}

@@ -58,6 +58,7 @@ func TestTheTimeLeftIsByTheRateOfLate(t *testing.T) {
 		{"FirstLook", []sample{{start, 10}}, 10, 100, 0, 0},
 		{"Stalled", []sample{{start, 10}}, 10, 100, 5 * time.Second, 0},
 		{"TenPerSecond", []sample{{start, 10}, {start.Add(time.Second), 20}}, 30, 100, 2 * time.Second, 7 * time.Second},
+		{"AfterASlowBeginning", []sample{{start, 10}, {start.Add(time.Second), 10}, {start.Add(2 * time.Second), 10}}, 20, 100, 3 * time.Second, 8 * time.Second},
 		{"Done", []sample{{start, 10}}, 100, 100, 2 * time.Second, 0},
 		{"HardlyMoving", []sample{{start, 0}}, 1, 1 << 62, time.Hour, maxLeft},
 	} {
@@ -256,7 +257,7 @@ func TestAllThatIsToldOfAModelCrossesTheSocket(t *testing.T) {
 	}
 	r := NewRemote(DialOptions{Socket: "/nowhere"})
 	data, err := encode(line{
-		Epoch: 7, Models: []model{modelOf(status)}, Space: Space{Capacity: 3 * units.GiB, Used: 1, Free: 2}, Problems: []string{"p"},
+		Epoch: 7, Models: []model{modelOf(status)}, Space: Space{Capacity: 3 * units.GiB, Used: 1, Free: 2}, PullsEnded: 3, Problems: []string{"p"},
 		Weights: &stock.Weights{Artifacts: []stock.Artifact{{Ref: status.Ref, Digest: status.Digest, Model: "name", Size: 9}}, Drive: stock.Drive{Tier: "nvme", Free: 8}},
 		KV:      stock.Space{Memory: 4 * units.GiB},
 	})
@@ -264,7 +265,7 @@ func TestAllThatIsToldOfAModelCrossesTheSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	state, ok := r.Snapshot()
-	want := State{Epoch: 7, Models: []weightcache.Status{status}, Space: Space{Capacity: 3 * units.GiB, Used: 1, Free: 2}, Problems: []string{"p"}}
+	want := State{Epoch: 7, Models: []weightcache.Status{status}, Space: Space{Capacity: 3 * units.GiB, Used: 1, Free: 2}, PullsEnded: 3, Problems: []string{"p"}}
 	if !ok || fmt.Sprintf("%+v", state) != fmt.Sprintf("%+v", want) {
 		t.Errorf("state\n%+v, want\n%+v", state, want)
 	}
@@ -284,7 +285,7 @@ var golden = line{
 		Access: artifact.AccessOpen, State: weightcache.Ready, Size: 5, Present: 5, Files: 3, Views: []string{"/v/flat/01"}, MetadataReady: true,
 		LastUsed: time.Unix(5, 0).UTC(),
 	}},
-	Space: Space{Capacity: 3 * units.GiB, Used: 1, Free: 2}, Problems: []string{"p"},
+	Space: Space{Capacity: 3 * units.GiB, Used: 1, Free: 2}, PullsEnded: 3, Problems: []string{"p"},
 	Weights: &stock.Weights{
 		Artifacts: []stock.Artifact{{
 			Ref: artifact.Ref{Scheme: artifact.SchemeHub, Name: "org/name", Revision: "main"}, Digest: artifact.Digest{1}, Commit: "ab",

@@ -47,12 +47,14 @@ const (
 // line is one line of the state's stream; one without an epoch says only that
 // the data role lives.
 type line struct {
-	Epoch    int64          `json:"epoch,omitempty"`
-	Models   []model        `json:"models,omitempty"`
-	Space    Space          `json:"space,omitzero"`
-	Problems []string       `json:"problems,omitempty"`
-	Weights  *stock.Weights `json:"weights,omitempty"` // nil while nothing is known
-	KV       stock.Space    `json:"kv,omitzero"`
+	Epoch  int64   `json:"epoch,omitempty"`
+	Models []model `json:"models,omitempty"`
+	Space  Space   `json:"space,omitzero"`
+	// PullsEnded makes a line of what changes nothing else that is told.
+	PullsEnded int64          `json:"pullsEnded,omitempty"`
+	Problems   []string       `json:"problems,omitempty"`
+	Weights    *stock.Weights `json:"weights,omitempty"` // nil while nothing is known
+	KV         stock.Space    `json:"kv,omitzero"`
 }
 
 // model is a weightcache.Status.

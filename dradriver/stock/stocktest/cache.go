@@ -60,6 +60,7 @@ func Cache(t *testing.T, open func(t *testing.T) CacheRig) {
 		"CallsEndWithTheirContext":                  checkContext,
 		"ManyClaimsAtOnceLeaveNothing":              checkConcurrent,
 		"ChangedSignalsANewArtifact":                checkSubscribe,
+		"ChangedSignalsTheEndOfAPull":               checkSubscribePull,
 		"ViewsAreDirectoriesThatHoldFilesByTheName": checkViews,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -352,6 +353,29 @@ func checkSubscribe(t *testing.T, rig CacheRig) {
 		case <-changed:
 		case <-deadline.C:
 			t.Fatal("no signal told of the new artifact")
+		}
+	}
+}
+
+// checkSubscribePull asks for pulls again only when a signal came.
+func checkSubscribePull(t *testing.T, rig CacheRig) {
+	known(t, rig.Cache, rig.Warm.Digest)
+	changed, cancel := rig.Cache.Subscribe()
+	defer cancel()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	for claim, ref := range map[string]artifact.Ref{"a": rig.Cold, "b": rig.Forbidden} {
+		for {
+			p, err := rig.Cache.Pull(t.Context(), ref, claim)
+			must(t, err)
+			if p.Ready || p.Final {
+				break
+			}
+			select {
+			case <-changed:
+			case <-deadline.C:
+				t.Fatalf("no signal told of the end of the pull of %s", ref)
+			}
 		}
 	}
 }
