@@ -25,6 +25,7 @@ type options struct {
 	peers      bool
 	pairs      int
 	dir        string
+	kubeconfig string
 	progress   func(string)
 }
 
@@ -54,6 +55,9 @@ func Command() *cobra.Command {
 		}}
 		if b.name == "router" {
 			one.Flags().BoolVar(&o.peers, "peers", false, "measure nginx, vllm-router and smg too (found in PATH; see make bench-peers)")
+		}
+		if b.name == "dra" {
+			one.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "publish the slices of many nodes at this cluster, and remove them (default: an API server of its own, where make lab has built one)")
 		}
 		cmd.AddCommand(one)
 	}

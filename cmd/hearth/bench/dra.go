@@ -72,7 +72,12 @@ func runDRA(cmd *cobra.Command, dir string, o options) ([]Row, error) {
 		return nil, err
 	}
 	add(published)
-	if more, err = nodesRows(cmd.Context(), filepath.Join(dir, "nodes")); err != nil {
+	idle, err := controlRow(cmd.Context(), filepath.Join(dir, "idle"))
+	if err != nil {
+		return nil, err
+	}
+	add(idle)
+	if more, err = nodesRows(cmd.Context(), filepath.Join(dir, "nodes"), o.kubeconfig, o.pairs); err != nil {
 		return nil, err
 	}
 	add(more...)

@@ -2,21 +2,16 @@ package bench
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
@@ -31,132 +26,29 @@ import (
 // manyNodes is how many nodes' slices the API server gets.
 const manyNodes = 500
 
-// apiToken is the administrator of the API server that the bench starts.
-const apiToken = "bench"
+// offerWithin bounds how long the slices of all nodes take together.
+const offerWithin = 5 * time.Minute
 
-// errNoKubernetes says that there is no real API server to measure against.
-var errNoKubernetes = errors.New("no real API server here: `make lab` builds one")
+// steadySpan is how long nothing changes while requests are counted. It is more
+// than a Publisher waits before it publishes settled states again.
+const steadySpan = time.Minute
 
-// findKubernetes finds the program of the lab that is etcd and API server in
-// one, the one built last.
-func findKubernetes() (string, error) {
-	cache := os.Getenv("KUBELAB_CACHE")
-	if cache == "" {
-		user, err := os.UserCacheDir()
-		if err != nil {
-			return "", errNoKubernetes
-		}
-		cache = filepath.Join(user, "hearth", "kubelab")
-	}
-	found, err := filepath.Glob(filepath.Join(cache, "programs", "*", "kubernetes"))
-	if err != nil {
-		return "", fmt.Errorf("find API server: %w", err)
-	}
-	newest, when := "", time.Time{}
-	for _, path := range found {
-		if info, err := os.Stat(path); err == nil && info.ModTime().After(when) {
-			newest, when = path, info.ModTime()
-		}
-	}
-	if newest == "" {
-		return "", errNoKubernetes
-	}
-	return newest, nil
-}
-
-// realAPI is etcd and an API server of their own, on loopback.
-type realAPI struct {
-	etcd, server *process
-	config       *rest.Config
-}
-
-func startRealAPI(ctx context.Context, program, dir string) (*realAPI, error) {
-	var addrs [3]string
-	for i := range addrs {
-		addr, err := freeAddr(ctx)
+// nodesRows publish for many nodes at once, each by a Publisher of its own:
+// against the cluster of a kubeconfig file, or without one against a real API
+// server of the bench's own.
+func nodesRows(ctx context.Context, dir, kubeconfig string, pairs int) ([]Row, error) {
+	if kubeconfig != "" {
+		config, err := clusterConfig(kubeconfig)
 		if err != nil {
 			return nil, err
 		}
-		addrs[i] = addr
+		return measureNodes(ctx, config, nil, manyNodes, pairs, steadySpan)
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make API server's directory: %w", err)
-	}
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		return nil, fmt.Errorf("make API server's key: %w", err)
-	}
-	keyFile, tokens := filepath.Join(dir, "accounts.key"), filepath.Join(dir, "tokens.csv")
-	pemKey := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
-	if err := errors.Join(os.WriteFile(keyFile, pemKey, 0o600), os.WriteFile(tokens, []byte(apiToken+",bench,bench,system:masters\n"), 0o600)); err != nil {
-		return nil, fmt.Errorf("write API server's files: %w", err)
-	}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		return nil, fmt.Errorf("write API server's log: %w", err)
-	}
-	defer func() { _ = log.Close() }()
-	api := &realAPI{}
-	client, peer := "http://"+addrs[0], "http://"+addrs[1]
-	if api.etcd, err = startProgram(ctx, -1, addrs[0], log, program, "etcd", "--name=bench", "--data-dir="+filepath.Join(dir, "etcd"), "--log-level=warn",
-		"--listen-client-urls="+client, "--advertise-client-urls="+client, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=bench="+peer); err != nil {
-		return nil, err
-	}
-	_, port, err := net.SplitHostPort(addrs[2])
-	if err != nil {
-		api.etcd.stop()
-		return nil, fmt.Errorf("start API server: %w", err)
-	}
-	if api.server, err = startProgram(ctx, -1, addrs[2], log, program, "kube-apiserver", "--etcd-servers="+client, "--bind-address=127.0.0.1", "--secure-port="+port,
-		"--cert-dir="+filepath.Join(dir, "certs"), "--token-auth-file="+tokens, "--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24",
-		"--service-account-key-file="+keyFile, "--service-account-signing-key-file="+keyFile, "--service-account-issuer=https://bench.invalid"); err != nil {
-		api.etcd.stop()
-		return nil, err
-	}
-	api.config = &rest.Config{Host: "https://" + addrs[2], BearerToken: apiToken, QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
-	return api, api.ready(ctx)
-}
-
-// ready waits until the API server has what it makes for itself at its start.
-func (a *realAPI) ready(ctx context.Context) error {
-	client, err := kubernetes.NewForConfig(a.config)
-	if err != nil {
-		return fmt.Errorf("make client: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	retry := time.NewTicker(100 * time.Millisecond)
-	defer retry.Stop()
-	for {
-		text, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-retry.C:
-		case <-ctx.Done():
-			a.stop()
-			return fmt.Errorf("wait for API server: %s: %w", text, err)
-		}
-	}
-}
-
-func (a *realAPI) stop() {
-	a.server.stop()
-	a.etcd.stop()
-}
-
-// nodesRows publish for many nodes at once, each by a Publisher of its own.
-func nodesRows(ctx context.Context, dir string) ([]Row, error) {
-	first := Row{Name: fmt.Sprintf("nodes_%d_first", manyNodes), Unit: "s", Better: lower, Met: true, Note: fmt.Sprintf(
-		"from a cold start until the slices of %d nodes (8 GPUs, 20 artifacts, KV space: 3 slices each) are at a real API server, publishers on the same machine", manyNodes)}
-	change := Row{Name: fmt.Sprintf("nodes_%d_change_p99", manyNodes), Unit: "ms", Better: lower, Met: true, Note: "a GPU of every node changes at once: until a node's slice is there"}
 	program, err := findKubernetes()
 	if errors.Is(err, errNoKubernetes) {
-		for _, row := range []*Row{&first, &change} {
-			row.Met, row.Note = false, "not measured: "+errNoKubernetes.Error()
-		}
-		return []Row{first, change}, nil
+		row := nodeRow(manyNodes, "first", "s", "not measured: "+err.Error())
+		row.Met = false
+		return []Row{row}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -166,56 +58,147 @@ func nodesRows(ctx context.Context, dir string) ([]Row, error) {
 		return nil, err
 	}
 	defer api.stop()
-	n, err := newNodes(api.config)
+	return measureNodes(ctx, api.config, api.server, manyNodes, pairs, steadySpan)
+}
+
+func nodeRow(nodes int, name, unit, note string) Row {
+	return Row{Name: fmt.Sprintf("nodes_%d_%s", nodes, name), Unit: unit, Better: lower, Met: true, Note: note}
+}
+
+// measureNodes gives the rows of so many nodes, and leaves nothing of theirs at
+// a cluster. server is the process of the bench's own API server, nil for a cluster.
+func measureNodes(ctx context.Context, config *rest.Config, server *process, many, pairs int, steady time.Duration) (rows []Row, err error) {
+	n, err := newNodes(config, many)
 	if err != nil {
+		return nil, err
+	}
+	if server == nil { // a server of the bench's own goes with all it has
+		if err := removeSlices(ctx, n.client); err != nil { // of a run that was killed
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, removeSlices(ctx, n.client)) }()
+	}
+	if err := n.allowed(ctx); err != nil {
 		return nil, err
 	}
 	running, end := context.WithCancel(ctx)
-	defer end()
 	group, running := errgroup.WithContext(running)
-	for _, p := range n.publishers {
-		group.Go(func() error { return p.Run(running) })
-	}
-	begin := time.Now()
-	if _, err := n.offer(ctx, 0); err != nil {
-		return nil, err
-	}
-	took := time.Since(begin).Seconds()
-	first.Value, first.Pairs, first.Spread = took, 1, [2]float64{took, took}
-	cpu0, err := api.server.cpu()
+	// Before the slices are removed nobody may be there who makes them again.
+	defer func() {
+		end()
+		err = errors.Join(err, group.Wait())
+	}()
+
+	var made traffic
+	row, err := rounds(nodeRow(many, "first", "s", ""), 1, func() (float64, error) {
+		before, start := n.requests.now(), time.Now()
+		for _, p := range n.publishers {
+			group.Go(func() error { return p.Run(running) })
+		}
+		_, err := n.offer(running, 0)
+		made = n.requests.now().since(before)
+		return time.Since(start).Seconds(), err
+	}, contender{"the same slices created with nothing around", func() (float64, error) { return n.plainCreates(ctx) }})
 	if err != nil {
 		return nil, err
 	}
-	times, err := n.offer(ctx, 1)
-	if err != nil {
+	row.Note = fmt.Sprintf("from a cold start until the slices of %d nodes (8 GPUs, 20 artifacts, KV space: 3 slices each) are at a real API server, publishers on the same machine; "+
+		"%.1f requests a node: %s", many, float64(made.all())/float64(many), made)
+	rows = append(rows, row)
+
+	if rows, err = n.steadyRow(ctx, rows, steady); err != nil {
 		return nil, err
 	}
-	cpu1, err := api.server.cpu()
-	if err != nil {
-		return nil, err
-	}
-	change.Value, change.Pairs = quantile(times, 0.99), 1
-	change.Spread = [2]float64{slices.Min(times), slices.Max(times)}
-	change.Note += fmt.Sprintf("; %.1f s of CPU in the API server for all of them", (cpu1 - cpu0).Seconds())
-	end()
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	return []Row{first, change}, nil
+	return n.changeRow(ctx, rows, server, pairs)
 }
 
-// nodes are the publishers of many nodes.
-type nodes struct{ publishers []*dradriver.Publisher }
+// steadyRow counts what is sent while nothing changes.
+func (n *nodes) steadyRow(ctx context.Context, rows []Row, span time.Duration) ([]Row, error) {
+	var sent traffic
+	row, err := alone(nodeRow(len(n.publishers), "steady_writes", "writes/min", ""), 1, func() (float64, error) {
+		before := n.requests.now()
+		if err := pass(ctx, span); err != nil {
+			return 0, err
+		}
+		sent = n.requests.now().since(before)
+		return float64(sent.writes) / span.Minutes(), nil
+	})
+	row.Met = row.Value == 0
+	row.Note = fmt.Sprintf("while nothing changes, over %s (%s); besides, each node asks for the cluster's features every 10 minutes (a read and a dry run), and its watch is renewed every 5 to 10", span, sent)
+	return append(rows, row), err
+}
 
-func newNodes(config *rest.Config) (*nodes, error) {
+// changeRow changes a GPU of every node at once.
+func (n *nodes) changeRow(ctx context.Context, rows []Row, server *process, pairs int) ([]Row, error) {
+	many := len(n.publishers)
+	var sent traffic
+	var cpu time.Duration
+	changes := 0
+	own := func() (float64, error) {
+		changes++
+		before, cpu0, err := n.requests.now(), time.Duration(0), error(nil)
+		if server != nil {
+			if cpu0, err = server.cpu(); err != nil {
+				return 0, err
+			}
+		}
+		times, err := n.offer(ctx, int64(changes))
+		if err != nil {
+			return 0, err
+		}
+		sent = n.requests.now().since(before)
+		if server != nil {
+			var cpu1 time.Duration
+			cpu1, err = server.cpu()
+			cpu = cpu1 - cpu0
+		}
+		return quantile(times, 0.99), err
+	}
+	row, err := rounds(nodeRow(many, "change_p99", "ms", ""), pairs, own,
+		contender{"one update of each node's slice with nothing around", func() (float64, error) { return n.plainUpdates(ctx) }})
+	if err != nil {
+		return nil, err
+	}
+	row.Note = "a GPU of every node changes at once: until a node's slice is there"
+	if server != nil {
+		row.Note += fmt.Sprintf("; %.1f ms of the API server's CPU a node", ms(cpu)/float64(many))
+	}
+	writes := nodeRow(many, "change_requests", "requests/node", fmt.Sprintf("for one such change: %s", sent))
+	writes.Value, writes.Pairs = float64(sent.all())/float64(many), 1
+	writes.Spread = [2]float64{writes.Value, writes.Value}
+	return append(rows, row, writes), nil
+}
+
+// pass waits while nothing is to happen.
+func pass(ctx context.Context, span time.Duration) error {
+	timer := time.NewTimer(span)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// nodes are the publishers of many nodes. All of them have one client.
+type nodes struct {
+	client     kubernetes.Interface
+	requests   *counter
+	publishers []*dradriver.Publisher
+	plain      []*resourceapi.ResourceSlice // one of each node, of nobody's driver
+}
+
+func newNodes(config *rest.Config, many int) (*nodes, error) {
+	config, requests := counted(config)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
 	}
-	n := &nodes{}
-	for i := range manyNodes {
+	n := &nodes{client: markedClient{client}, requests: requests}
+	for i := range many {
 		p, err := dradriver.NewPublisher(dradriver.PublisherOptions{
-			Node: fmt.Sprintf("node-%03d", i), NodeUID: types.UID(uuid.NewUUID()), Client: client,
+			Node: fmt.Sprintf("hearth-bench-%03d", i), NodeUID: types.UID(uuid.NewUUID()), Client: n.client,
 			Pools: dradriver.Pools{GPUs: true, Weights: true, KV: true}, Log: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
@@ -224,6 +207,15 @@ func newNodes(config *rest.Config) (*nodes, error) {
 		n.publishers = append(n.publishers, p)
 	}
 	return n, nil
+}
+
+// allowed asks whether slices may be made at all: a Publisher tries for ever.
+func (n *nodes) allowed(ctx context.Context) error {
+	slice := plainSlice(0, dradriver.Name, nil)
+	if _, err := n.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+		return fmt.Errorf("publish slices of driver %s at this cluster: %w", dradriver.Name, err)
+	}
+	return nil
 }
 
 // offer changes a GPU of every node and gives the ms until each node's slices
@@ -237,6 +229,8 @@ func (n *nodes) offer(ctx context.Context, change int64) ([]float64, error) {
 	}
 	var mu sync.Mutex
 	var times []float64
+	ctx, cancel := context.WithTimeout(ctx, offerWithin)
+	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, p := range n.publishers {
 		states := make(device.Snapshot, 0, 8)

@@ -20,7 +20,7 @@ const publishChanges = 40
 
 // publishRow is the time from a change of a GPU to its slice at the API server.
 func (r *draRig) publishRow(ctx context.Context, pairs int) (Row, error) {
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://" + r.addr, QPS: -1})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: r.url, QPS: -1})
 	if err != nil {
 		return Row{}, fmt.Errorf("make client: %w", err)
 	}

@@ -35,7 +35,7 @@ type draRig struct {
 	dir    string
 	api    *kubeapi.Server
 	server *http.Server
-	addr   string // of the API server
+	url    string // of the API server
 	child  *process
 	conn   *grpc.ClientConn
 	kube   drav1.DRAPluginClient
@@ -51,20 +51,16 @@ func startDRA(ctx context.Context, dir string) (*draRig, error) {
 	if err := r.api.Put(map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": draNode}}); err != nil {
 		return nil, err
 	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
+	var err error
+	if r.server, r.url, err = serveLocally(ctx, r.api); err != nil {
 		return nil, fmt.Errorf("start API server: %w", err)
 	}
-	r.addr = l.Addr().String()
-	r.server = &http.Server{Handler: r.api, ReadHeaderTimeout: time.Minute}
-	go func() { _ = r.server.Serve(l) }()
 	addr, err := freeAddr(ctx)
 	if err != nil {
 		r.stop()
 		return nil, err
 	}
-	if r.child, err = start(ctx, -1, addr, "bench", "child-driver", "--addr", addr, "--dir", dir, "--api", "http://"+r.addr); err != nil {
+	if r.child, err = start(ctx, -1, addr, "bench", "child-driver", "--addr", addr, "--dir", dir, "--api", r.url); err != nil {
 		r.stop()
 		return nil, err
 	}
@@ -75,6 +71,19 @@ func startDRA(ctx context.Context, dir string) (*draRig, error) {
 	}
 	r.kube = drav1.NewDRAPluginClient(r.conn)
 	return r, nil
+}
+
+// serveLocally serves on a free port of loopback, until the server is closed,
+// and gives its URL.
+func serveLocally(ctx context.Context, h http.Handler) (*http.Server, string, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, "", fmt.Errorf("listen: %w", err)
+	}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(l) }()
+	return server, "http://" + l.Addr().String(), nil
 }
 
 func (r *draRig) stop() {

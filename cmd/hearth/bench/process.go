@@ -19,8 +19,9 @@ import (
 // process is a child whose CPU time and memory are measured, with the children
 // it has. It ends with the bench.
 type process struct {
-	cmd  *exec.Cmd
-	addr string // where it listens
+	cmd   *exec.Cmd
+	addr  string        // where it listens
+	ended chan struct{} // closed once it has ended
 }
 
 // startTimeout bounds how long a child may take to print its address.
@@ -44,7 +45,11 @@ func startProgram(ctx context.Context, core int, addr string, log io.Writer, pro
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", strings.Join(args, " "), err)
 	}
-	p := &process{cmd: cmd, addr: addr}
+	p := &process{cmd: cmd, addr: addr, ended: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait()
+		close(p.ended)
+	}()
 	if core >= 0 {
 		p.pin(core)
 	}
@@ -63,6 +68,8 @@ func startProgram(ctx context.Context, core int, addr string, log io.Writer, pro
 		}
 		select {
 		case <-retry.C:
+		case <-p.ended:
+			return nil, fmt.Errorf("start %s: it ended before it listened at %s: %s", strings.Join(args, " "), addr, cmd.ProcessState)
 		case <-deadline.Done():
 			p.stop()
 			return nil, fmt.Errorf("start %s: nothing listens at %s after %s", strings.Join(args, " "), addr, startTimeout)
@@ -118,13 +125,11 @@ func (p *process) pids() []int {
 
 func (p *process) stop() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	done := make(chan struct{})
-	go func() { _ = p.cmd.Wait(); close(done) }()
 	select {
-	case <-done:
+	case <-p.ended:
 	case <-time.After(15 * time.Second):
 		_ = p.cmd.Process.Kill()
-		<-done
+		<-p.ended
 	}
 }
 

@@ -202,6 +202,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.patch(w, r, at)
 	case r.Method == http.MethodDelete && at.name != "":
 		s.remove(w, at)
+	case r.Method == http.MethodDelete:
+		s.removeAll(w, r, at)
 	default:
 		fail(w, http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, r.Method+" "+r.URL.Path)
 	}

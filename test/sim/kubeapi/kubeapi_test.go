@@ -159,6 +159,26 @@ func TestAListIsChosenByFieldsAndLabels(t *testing.T) {
 	}
 }
 
+func TestACollectionIsDeletedAsFarAsItIsChosen(t *testing.T) {
+	t.Parallel()
+	_, client := serve(t)
+	slices := client.ResourceV1().ResourceSlices()
+	for name, labels := range map[string]map[string]string{"a": {"of": "bench"}, "b": {"of": "bench"}, "c": nil} {
+		made := slice(name, "n")
+		made.Labels = labels
+		if _, err := slices.Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := slices.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "of=bench"}); err != nil {
+		t.Fatal(err)
+	}
+	left, err := slices.List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(left.Items) != 1 || left.Items[0].Name != "c" {
+		t.Errorf("left are %+v, %v", left, err)
+	}
+}
+
 func TestAnInformerSeesEveryChange(t *testing.T) {
 	t.Parallel()
 	api, client := serve(t)

@@ -303,3 +303,18 @@ func (s *Server) remove(w http.ResponseWriter, at place) {
 	}
 	reply(w, http.StatusOK, u)
 }
+
+// removeAll removes what a list would show.
+func (s *Server) removeAll(w http.ResponseWriter, r *http.Request, at place) {
+	c, err := newChooser(r, at)
+	if err != nil {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error())
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range s.chooseLocked(c) {
+		s.deleteLocked(place{at.prefix, u.GetNamespace(), at.resource, u.GetName()})
+	}
+	reply(w, http.StatusOK, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+}
