@@ -6,15 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
-	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/hearth-dev/hearth/dradriver/cdi"
@@ -78,6 +75,9 @@ type Driver struct {
 	owed    *owing
 	answers *answers
 
+	presence      presence
+	claimed       chan struct{}
+	claimedOnce   sync.Once
 	started       chan struct{}
 	startedOnce   sync.Once
 	fatal         chan error
@@ -120,44 +120,30 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		o: o, calls: newCalls(), seen: newMemory(), owed: newOwing(o.Ledger.Gone()), answers: newAnswers(),
-		started: make(chan struct{}), fatal: make(chan error, 1),
+		claimed: make(chan struct{}), started: make(chan struct{}), fatal: make(chan error, 1),
 	}
 	d.pulls = newOpenings(d)
 	return d, nil
 }
 
 // Run makes right what a crash may have left, serves the kubelet and keeps the
-// node and the ledger equal until ctx ends; then it returns nil.
+// node and the ledger equal until ctx ends; then it returns nil. It ends with
+// ErrServed where another agent does so, and with ErrUnmounted where a new
+// process is needed to see the kubelet's folders.
 func (d *Driver) Run(ctx context.Context) error {
 	if d.o.Kube == nil || d.o.PluginDir == "" || d.o.RegistrarDir == "" || d.o.CDIDir == "" {
 		return errors.New("run driver: it lacks a client or the kubelet's folders")
 	}
-	if err := os.MkdirAll(d.o.PluginDir, 0o750); err != nil {
+	served := &service{d: d}
+	defer func() { served.stop() }()
+	if err := served.take(ctx); err != nil {
 		return fmt.Errorf("run driver: %w", err)
 	}
 	d.note()
 	d.Restore()
-	plugin, err := kubeletplugin.Start(ctx, d,
-		kubeletplugin.DriverName(Name),
-		kubeletplugin.KubeClient(d.o.Kube),
-		kubeletplugin.NodeName(d.o.Node),
-		kubeletplugin.PluginDataDirectoryPath(d.o.PluginDir),
-		kubeletplugin.RegistrarDirectoryPath(d.o.RegistrarDir),
-		kubeletplugin.CDIDirectory(d.o.CDIDir),
-		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
-		kubeletplugin.MetadataFileOps(metadataFiles()),
-		// The library's own order is one lock for all claims, in which a call
-		// waits past its deadline. Calls are ordered by claim here instead, around
-		// all that the library does for one (driver_calls.go).
-		kubeletplugin.Serialize(false),
-		kubeletplugin.GRPCInterceptor(d.intercept),
-		kubeletplugin.NodeV1(true),
-		kubeletplugin.NodeV1beta1(true),
-	)
-	if err != nil {
+	if err := served.start(ctx); err != nil {
 		return fmt.Errorf("run driver: %w", err)
 	}
-	defer plugin.Stop()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		select {
@@ -167,6 +153,7 @@ func (d *Driver) Run(ctx context.Context) error {
 			return err
 		}
 	})
+	group.Go(func() error { return served.keep(ctx) })
 	group.Go(func() error { d.follow(ctx); return nil })
 	group.Go(func() error { d.pulls.run(ctx); return nil })
 	group.Go(func() error { d.recoverAlways(ctx); return nil })
@@ -176,7 +163,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	return nil
 }
 
-// Started is closed once a kubelet has registered the driver.
+// Started is closed once a kubelet has registered the driver for the first time.
 func (d *Driver) Started() <-chan struct{} { return d.started }
 
 // HandleError implements kubeletplugin.DRAPlugin.

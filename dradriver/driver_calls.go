@@ -117,8 +117,10 @@ func (d *Driver) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo
 		turns, rank = turnsOf(r.GetClaims()), rankUnprepare
 	case *registration.RegistrationStatus:
 		if r.GetPluginRegistered() {
+			d.presence.set(true, "")
 			d.startedOnce.Do(func() { close(d.started) })
 		} else {
+			d.presence.set(false, "the kubelet refused the driver: "+r.GetError())
 			d.o.Log.Error("the kubelet refused the driver", slog.String("reason", r.GetError()))
 		}
 		return handler(ctx, req)

@@ -53,6 +53,18 @@ func kvEdits(kv *ledger.KV, path string) ledger.Edits {
 	}
 }
 
+// withHosts is edits with the places on the node that their first mounts have
+// now; an empty one stays what it was.
+func withHosts(edits ledger.Edits, hosts []string) ledger.Edits {
+	edits.Mounts = append([]ledger.Mount(nil), edits.Mounts...)
+	for i, host := range hosts[:min(len(hosts), len(edits.Mounts))] {
+		if host != "" {
+			edits.Mounts[i].Host = host
+		}
+	}
+	return edits
+}
+
 // withDevicesNow is an entry with the device nodes that its GPUs have now: a
 // boot may number them anew, while their names stay. A GPU that is not known
 // now keeps what it had.

@@ -31,11 +31,12 @@ type preparing struct {
 	final  ledger.Entry // what it is to be committed with
 	err    error
 	again  bool // it was prepared before
+	retake bool // and before the node was booted: its holds are to be had again
 	waits  bool // err says only that weights are on their way
 	likely bool // they were once likely to be there within the call
 }
 
-// open reports whether a claim still needs a step.
+// open reports whether a claim is to be begun.
 func (p *preparing) open() bool { return p.err == nil && !p.again }
 
 // each acts for claims side by side, a bounded number at once.
@@ -112,6 +113,13 @@ func (d *Driver) consider(ctx context.Context, asking *asking, p *preparing) err
 	switch {
 	case known && had.State == ledger.Prepared:
 		p.entry, p.again = had, true
+		if p.retake = had.Boot != d.o.Ledger.BootID(); p.retake {
+			// The claim says nothing new. What a class says of failing pulls is all
+			// that is asked of it, and may be missing.
+			if p.words, _, err = readWords(p.claim, d.o.Node, d.o.Pools); err != nil {
+				p.words, err = make([]words, len(had.Results)), nil
+			}
+		}
 	case known:
 		p.entry = had
 		p.entry.Pods = withPods(had.Pods, PodsOf(p.claim))
@@ -155,14 +163,17 @@ func (d *Driver) commitAll(ctx context.Context, all []*preparing) {
 			continue
 		}
 		if p.again {
-			p.final = withDevicesNow(p.entry, view.devices, d.o.DriverMounts)
+			if !p.retake {
+				p.final = p.entry
+			}
+			p.final = withDevicesNow(p.final, view.devices, d.o.DriverMounts)
 			p.final.Pods = withPods(p.entry.Pods, PodsOf(p.claim))
 		}
 		if _, p.err = d.o.CDI.Write(p.final.UID, cdi.DevicesOf(p.final)); p.err != nil {
 			continue
 		}
-		// What was prepared and is as it was needs no commit.
-		if !p.again || !reflect.DeepEqual(p.final, p.entry) {
+		// What was prepared in this boot and is as it was needs no commit.
+		if !p.again || p.retake || !reflect.DeepEqual(p.final, p.entry) {
 			entries, of = append(entries, p.final), append(of, p)
 		}
 	}

@@ -42,7 +42,11 @@ func (a *asking) told(what string, err error) error {
 // once.
 func (d *Driver) holdAll(ctx context.Context, asking *asking, all []*preparing) {
 	d.each(all, func(p *preparing) {
-		if p.open() {
+		switch {
+		case p.err != nil:
+		case p.retake:
+			p.err = d.retake(ctx, asking, p)
+		case !p.again:
 			p.err = d.hold(ctx, asking, p)
 		}
 	})
@@ -88,6 +92,41 @@ func (d *Driver) hold(ctx context.Context, asking *asking, p *preparing) error {
 	return joined(lacks)
 }
 
+// retake takes again what a claim had before the node was booted: the answer
+// stays what it was, and is given once that is true again. What it mounts is
+// where the data role has it now.
+func (d *Driver) retake(ctx context.Context, asking *asking, p *preparing) error {
+	d.pulls.open(p)
+	p.final = p.entry
+	p.final.Results = append([]ledger.Result(nil), p.entry.Results...)
+	var lacks []error
+	weight := 0
+	for i := range p.final.Results {
+		r := &p.final.Results[i]
+		var hosts []string
+		var err error
+		switch r.Kind {
+		case ledger.KindWeights, ledger.KindCold:
+			w := p.entry.Weights[weight]
+			weight++
+			var views stock.Views
+			views, err = d.holdWeights(ctx, asking, p, r, &w)
+			hosts = []string{views.Flat, views.Hub}
+		case ledger.KindKV:
+			if p.final.KV, err = d.reserve(asking, &p.final); err == nil {
+				hosts = []string{p.final.KV.Dir}
+			}
+		}
+		if err != nil {
+			lacks = append(lacks, err)
+			continue
+		}
+		r.Edits = withHosts(r.Edits, hosts)
+	}
+	p.waits = onlyWaiting(lacks)
+	return joined(lacks)
+}
+
 // onlyWaiting reports whether what a claim lacks is on its way, all of it.
 func onlyWaiting(lacks []error) bool {
 	return len(lacks) > 0 && !slices.ContainsFunc(lacks, func(err error) bool { return !errors.Is(err, errWaiting) })
@@ -110,7 +149,7 @@ func (d *Driver) holdWeights(ctx context.Context, asking *asking, p *preparing, 
 	if d.o.Cache == nil {
 		return stock.Views{}, fmt.Errorf("request %s: %w", r.Request, stock.ErrUnavailable)
 	}
-	if !w.Pull {
+	if !w.Pull || p.again {
 		views, err := d.o.Cache.Hold(asking.ctx, w.Digest, p.entry.UID)
 		err = asking.told("hold artifact "+w.Digest.Short(), err)
 		if err == nil || !errors.Is(err, stock.ErrNotReady) || w.Ref.IsZero() {
@@ -118,28 +157,33 @@ func (d *Driver) holdWeights(ctx context.Context, asking *asking, p *preparing, 
 		}
 		// It went after it was planned with: its ref says where to get it.
 		w.Pull, w.Deadline = true, d.o.Now().Add(d.deadlineOf(p, r))
-		if a, ok := d.seen.all()[r.Device]; ok {
+		if a, ok := d.seen.all()[WeightsDevice(w.Digest)]; ok {
 			w.Ref = exact(a)
 		}
-		if err := d.replan(ctx, p, w); err != nil {
-			return stock.Views{}, err
+		if !p.again {
+			if err := d.replan(ctx, p, w); err != nil {
+				return stock.Views{}, err
+			}
 		}
 	}
 	progress, err := d.o.Cache.Pull(asking.ctx, w.Ref, p.entry.UID)
 	if err != nil {
 		return stock.Views{}, within(r.Request, asking.told("pull "+w.Ref.String(), err))
 	}
-	return progress.Views, within(r.Request, d.pulls.progress(p.entry.UID, r.Request, w, meant(r, w, progress)))
+	return progress.Views, within(r.Request, d.pulls.progress(p.entry.UID, r.Request, w, meant(r, w, p.again, progress)))
 }
 
 // meant notes what a ref was found to mean. Where the claim was allocated
-// another artifact the pull cannot succeed.
-func meant(r *ledger.Result, w *ledger.Weight, progress stock.Progress) stock.Progress {
+// another artifact, or has had one, the pull cannot succeed.
+func meant(r *ledger.Result, w *ledger.Weight, had bool, progress stock.Progress) stock.Progress {
 	digest := progress.Views.Digest
-	if digest.IsZero() {
+	switch {
+	case digest.IsZero():
 		return progress
-	}
-	if r.Kind == ledger.KindWeights && WeightsDevice(digest) != r.Device {
+	case had && digest != w.Digest:
+		return stock.Progress{Final: true, Reason: "Changed", Failed: fmt.Sprintf(
+			"%s now means artifact %s, and the claim has had %s, which is gone; delete the pod and its claim", w.Ref, digest, w.Digest)}
+	case r.Kind == ledger.KindWeights && WeightsDevice(digest) != r.Device:
 		return stock.Progress{Final: true, Reason: "Changed", Failed: fmt.Sprintf(
 			"%s now means artifact %s, and the claim was allocated device %s; delete the pod, so that it is placed anew", w.Ref, digest, r.Device)}
 	}

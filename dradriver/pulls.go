@@ -57,6 +57,7 @@ type opening struct {
 	waits     time.Time                   // since when weights are waited for; zero: they are not
 	pulls     map[string]*pulling         // by request
 	awaited   bool                        // a call asks for them
+	had       bool                        // it was prepared before: other artifacts will not do
 	said      map[string]metav1.Condition // by request
 }
 
@@ -137,7 +138,7 @@ func (o *openings) open(p *preparing) {
 		o.claims[p.entry.UID] = c
 	}
 	c.claim = Object{Kind: "ResourceClaim", Namespace: p.entry.Namespace, Name: p.entry.Name, UID: p.entry.UID}
-	c.results, c.gpus, c.pods = p.entry.Results, waitingGPUs(p), nil
+	c.results, c.gpus, c.pods, c.had = p.entry.Results, waitingGPUs(p), nil, p.again
 	for _, pod := range PodsOf(p.claim) {
 		c.pods = append(c.pods, Object{Kind: "Pod", Namespace: p.entry.Namespace, Name: pod.Name, UID: pod.UID})
 	}
@@ -361,7 +362,7 @@ func (o *openings) look(ctx context.Context, uid string) {
 	}
 	defer visit.leave()
 	entry, known := o.d.o.Ledger.Get(uid)
-	if !known || entry.State != ledger.Begun {
+	if !known || entry.State == ledger.Prepared && entry.Boot == o.d.o.Ledger.BootID() {
 		o.close(uid)
 		return
 	}
@@ -378,13 +379,14 @@ func (o *openings) ask(ctx context.Context, uid string) (lacks []error) {
 	type question struct {
 		pulling
 		result ledger.Result
+		had    bool
 	}
 	var questions []question
 	o.mu.Lock()
 	if c := o.claims[uid]; c != nil {
 		for _, r := range c.results {
 			if pull := c.pulls[r.Request]; pull != nil && !pull.verdict.ready {
-				questions = append(questions, question{*pull, r})
+				questions = append(questions, question{*pull, r, c.had})
 			}
 		}
 	}
@@ -399,7 +401,7 @@ func (o *openings) ask(ctx context.Context, uid string) (lacks []error) {
 				lacks = append(lacks, within(q.request, err))
 				continue
 			}
-			progress = meant(&q.result, &q.weight, progress)
+			progress = meant(&q.result, &q.weight, q.had, progress)
 		}
 		if err := o.progress(uid, q.request, &q.weight, progress); err != nil {
 			lacks = append(lacks, within(q.request, err))

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/hearth-dev/hearth/dradriver/cdi"
 	"github.com/hearth-dev/hearth/dradriver/ledger"
 	"github.com/hearth-dev/hearth/dradriver/stock"
@@ -226,4 +228,89 @@ func TestMetadataOfClaimsThatNobodyKnowsIsSwept(t *testing.T) {
 		}
 	}
 	r.mustUnprepare(t, c.UID)
+}
+
+func TestAfterABootNothingIsAnsweredBeforeItIsHeldAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := everything()
+	first := r.mustPrepare(t, c)
+	uid := string(c.UID)
+	before, _ := r.o.Ledger.Get(uid)
+	r.boot = "boot-2"
+	r.reopen(t)
+	if err := errors.Join(r.cache.Release(t.Context(), uid), r.kv.Release(t.Context(), uid)); err != nil {
+		t.Fatal(err)
+	}
+	r.cache.SetDown(true)
+	if err := r.prepare(t, c).Err; !errors.Is(err, stock.ErrUnavailable) {
+		t.Errorf("answer while nothing can be held: %v", err)
+	}
+	r.cache.SetDown(false)
+	// The claim's class is asked for nothing that it was not asked for before.
+	r.o.Pools.Weights = false
+	second := r.mustPrepare(t, c)
+	r.o.Pools.Weights = true
+	if diff := cmp.Diff(first.Devices, second.Devices); diff != "" {
+		t.Error(diff)
+	}
+	held, err := r.heldBy(t.Context())
+	if err != nil || !slices.Equal(held, []string{uid}) {
+		t.Errorf("held by %v, %v", held, err)
+	}
+	after, _ := r.o.Ledger.Get(uid)
+	if _, err := os.Stat(after.KV.Dir); err != nil {
+		t.Errorf("the KV directory: %v", err)
+	}
+	want := before
+	want.Boot = "boot-2"
+	if diff := cmp.Diff(want, after); diff != "" {
+		t.Errorf("the entry: %s", diff)
+	}
+	// It is of this boot now: the data role is not asked, and only the kubelet ends it.
+	r.cache.SetDown(true)
+	r.mustPrepare(t, c)
+	r.cache.SetDown(false)
+	r.cluster.states[uid] = ClaimState{}
+	r.mustRecover(t)
+	if _, known := r.o.Ledger.Get(uid); !known {
+		t.Error("a claim whose containers may run was undone")
+	}
+	r.mustUnprepare(t, c.UID)
+	r.wantNothing(t)
+}
+
+func TestWeightsThatABootTookArePulledAgainBeforeTheAnswer(t *testing.T) {
+	t.Parallel()
+	at := vanished.Ref
+	other := simstock.Sample("vanished", 9)
+	other.Ref = at
+	for name, origin := range map[string]simstock.Origin{"the same": {Artifact: vanished}, "another": {Artifact: other}} {
+		r := newRig(t)
+		r.cache.Offer(at, simstock.Origin{Artifact: vanished})
+		c := wants(vanished)
+		r.prepare(t, c)
+		first := r.mustPrepare(t, c)
+		r.boot = "boot-2"
+		r.reopen(t)
+		r.seen = newMemory() // its commit is not known
+		if err := r.cache.Lose(vanished.Digest); err != nil {
+			t.Fatal(err)
+		}
+		r.cache.Offer(at, origin)
+		if name == "another" {
+			if err := r.prepare(t, c).Err; err == nil || !strings.Contains(err.Error(), "now means artifact "+other.Digest.String()) {
+				t.Errorf("a ref that moved: %v", err)
+			}
+		} else {
+			if err := r.prepare(t, c).Err; !errors.Is(err, errWaiting) {
+				t.Errorf("first answer %v", err)
+			}
+			if diff := cmp.Diff(first.Devices, r.mustPrepare(t, c).Devices); diff != "" {
+				t.Error(diff)
+			}
+		}
+		r.mustUnprepare(t, c.UID)
+		r.wantNothing(t)
+	}
 }
