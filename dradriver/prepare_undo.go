@@ -88,28 +88,38 @@ func (d *Driver) releaseOwed(ctx context.Context, uid string) error {
 		return nil
 	}
 	var errs []error
+	var released []ledger.Held
 	// A node without the one or the other has nothing of it to release.
-	release := map[ledger.Held]func(context.Context, string) error{ledger.HeldWeights: nil, ledger.HeldKV: nil}
-	if d.o.Cache != nil {
-		release[ledger.HeldWeights] = d.o.Cache.Release
+	if err := d.releaseWeights(ctx, uid); err != nil {
+		errs = append(errs, err)
+	} else {
+		released = append(released, ledger.HeldWeights)
 	}
-	if d.o.KV != nil {
-		release[ledger.HeldKV] = d.o.KV.Release
+	if err := d.releaseKV(ctx, uid); err != nil {
+		errs = append(errs, err)
+	} else {
+		released = append(released, ledger.HeldKV)
 	}
-	for held, call := range release {
-		if call != nil {
-			if err := call(ctx, uid); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
-		d.o.Ledger.Released(uid, held)
-	}
+	d.o.Ledger.Released(ctx, uid, released...)
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
 	d.owed.remove(uid)
 	return nil
+}
+
+func (d *Driver) releaseWeights(ctx context.Context, uid string) error {
+	if d.o.Cache == nil {
+		return nil
+	}
+	return d.o.Cache.Release(ctx, uid)
+}
+
+func (d *Driver) releaseKV(ctx context.Context, uid string) error {
+	if d.o.KV == nil {
+		return nil
+	}
+	return d.o.KV.Release(ctx, uid)
 }
 
 // maxOwing bounds the claims that are remembered to owe a release; recovery

@@ -314,3 +314,26 @@ func TestWeightsThatABootTookArePulledAgainBeforeTheAnswer(t *testing.T) {
 		r.wantNothing(t)
 	}
 }
+
+func TestOnlyWhatIsOwedIsShownAfterARestart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	released, owing := everything(), withUID(allocated(weightsResult("model", mistral)), "team", "owing")
+	r.mustPrepare(t, released)
+	r.mustPrepare(t, owing)
+	r.mustUnprepare(t, released.UID)
+	r.cache.SetDown(true)
+	r.mustUnprepare(t, owing.UID)
+	r.reopen(t)
+	claims := r.Claims()
+	if len(claims) != 1 || claims[0].Name != "owing" || claims[0].State != ClaimOwing || r.Stats().Owing != 1 {
+		t.Errorf("claims %+v, stats %+v", claims, r.Stats())
+	}
+	r.cache.SetDown(false)
+	r.mustRecover(t)
+	r.reopen(t)
+	if claims := r.Claims(); len(claims) != 0 || r.Stats().Owing != 0 {
+		t.Errorf("claims %+v, stats %+v", claims, r.Stats())
+	}
+	r.wantNothing(t)
+}

@@ -118,7 +118,7 @@ func life(c *clock, full bool) []act {
 		committing(again),
 		{"sweep", func(l *Ledger) []error {
 			c.pass(25 * time.Hour)
-			l.Released(third.UID, HeldWeights, HeldKV)
+			l.Released(ctx, third.UID, HeldWeights, HeldKV)
 			return []error{l.Sweep(ctx)}
 		}, map[string][]string{third.UID: {nothing}}},
 		burying(full, doneOf(again), doneOf(changed)),
@@ -264,12 +264,12 @@ func TestWhatAKilledProcessLeftIsDurableOnceItIsBelieved(t *testing.T) {
 		next := mustOpen(t, fsys, c)
 		when := fmt.Sprintf("killed at change %d", n)
 		p.check(t, next, when)
+		if err := next.Sweep(ctx); err != nil {
+			t.Fatal(err)
+		}
 		believed := promises{}
 		for uid := range p {
 			believed[uid] = []string{says(next, uid)}
-		}
-		if err := next.Sweep(ctx); err != nil {
-			t.Fatal(err)
 		}
 		lines := journalLines(t, fsys)
 		after := fsys.Crash(nil)

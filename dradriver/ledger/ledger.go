@@ -68,7 +68,7 @@ type Ledger struct {
 }
 
 // slot is one claim as the drive has it. Its entry is never changed in place
-// but for Owed.
+// but for Owed; its size and dirty only by who has acquired the claim.
 type slot struct {
 	entry Entry
 	size  int64 // bytes of whole records; 0: there is no file

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -375,8 +376,8 @@ func TestTombstonesGoAfterADayOnceNothingIsOwed(t *testing.T) {
 		}
 		c.pass(time.Second)
 	}
-	l.Released(uidOf("0"), HeldWeights, HeldKV)
-	l.Released(uidOf("1"), HeldKV)
+	l.Released(ctx, uidOf("0"), HeldWeights, HeldKV)
+	l.Released(ctx, uidOf("1"), HeldKV)
 	left := func() []string {
 		var names []string
 		for _, e := range l.Gone() {
@@ -397,7 +398,7 @@ func TestTombstonesGoAfterADayOnceNothingIsOwed(t *testing.T) {
 	if _, err := fsys.Stat(l.path(uidOf("0"))); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the file: %v", err)
 	}
-	// After a restart all is owed again, so that nothing is forgotten.
+	// What the power takes back is owed again, so that nothing is forgotten.
 	again := mustOpen(t, fsys.Crash(nil), c)
 	for _, e := range again.Gone() {
 		if !slices.Equal(e.Owed, []Held{HeldWeights, HeldKV}) {
@@ -447,5 +448,66 @@ func TestFoldersThatOthersMadeForAllToReadAreClosed(t *testing.T) {
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestWhatWasReleasedIsNotOwedAfterARestart(t *testing.T) {
+	t.Parallel()
+	for _, what := range [][]Held{{HeldWeights, HeldKV}, {HeldKV}, {}} {
+		fsys, c := durabletest.New(), newClock()
+		l := mustOpen(t, fsys, c)
+		prepared(t, l, planOf("a", "gpu-0"))
+		if err := bury(l, "a"); err != nil {
+			t.Fatal(err)
+		}
+		before := l.Stats().Syncs
+		l.Released(ctx, uidOf("a"), what...)
+		l.Released(ctx, uidOf("a"), what...)
+		l.Released(ctx, "unknown", what...)
+		if got := l.Stats().Syncs - before; got != 0 {
+			t.Errorf("%v: it cost %d syncs", what, got)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		want := slices.DeleteFunc([]Held{HeldWeights, HeldKV}, func(h Held) bool { return slices.Contains(what, h) })
+		for round := range 2 {
+			l := mustOpen(t, fsys, c)
+			if gone := l.Gone(); len(gone) != 1 || !slices.Equal(gone[0].Owed, want) {
+				t.Errorf("%v, open %d: tombstones %+v, want owed %v", what, round, gone, want)
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The power may take it back; then it is owed, and the file is no bad one.
+		for _, fate := range fates(fsys, 1) {
+			after := mustOpen(t, fsys.CrashWith(durabletest.SmallSector, fate), c)
+			if gone := after.Gone(); len(gone) != 1 || len(after.Problems()) > 0 {
+				t.Errorf("%v: after a power cut %+v, problems %v", what, gone, after.Problems())
+			}
+		}
+	}
+}
+
+func TestAReleaseThatTheDriveDoesNotTakeLeavesTheTombstoneWhole(t *testing.T) {
+	t.Parallel()
+	fsys, c := durabletest.New(), newClock()
+	l := mustOpen(t, fsys, c)
+	prepared(t, l, planOf("a", "gpu-0"))
+	if err := bury(l, "a"); err != nil {
+		t.Fatal(err)
+	}
+	fsys.FailAt(fsys.Changes()+1, syscall.EIO)
+	l.Released(ctx, uidOf("a"), HeldWeights, HeldKV)
+	if gone := l.Gone(); len(gone) != 1 || len(gone[0].Owed) != 0 {
+		t.Errorf("tombstones %+v", gone)
+	}
+	prepared(t, l, planOf("a", "gpu-0"))
+	if err := bury(l, "a"); err != nil {
+		t.Fatal(err)
+	}
+	if gone := mustOpen(t, fsys.Crash(nil), c).Gone(); len(gone) != 1 || len(gone[0].Owed) != 2 {
+		t.Errorf("after a crash %+v", gone)
 	}
 }

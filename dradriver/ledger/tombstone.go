@@ -128,13 +128,36 @@ func (l *Ledger) rewrite(changes []*change) {
 }
 
 // Released says that a claim's release was done; a tombstone that owes nothing
-// is removed when its time has come. After a restart all is owed again until it
-// is said again.
-func (l *Ledger) Released(uid string, what ...Held) {
+// is removed when its time has come. It is written and not synced: after a crash
+// some of it may be owed again, which costs a release of what is not held.
+func (l *Ledger) Released(ctx context.Context, uid string, what ...Held) {
+	err := l.acquire(ctx, []string{uid})
+	if err == nil {
+		defer l.release([]string{uid})
+	}
+	l.mu.Lock()
+	s := l.claims[uid]
+	if s == nil || s.entry.State != Gone {
+		l.mu.Unlock()
+		return
+	}
+	c := &change{entry: s.entry.clone(), at: s.end()}
+	c.entry.Owed = slices.DeleteFunc(c.entry.Owed, func(h Held) bool { return slices.Contains(what, h) })
+	same := len(c.entry.Owed) == len(s.entry.Owed)
+	s.entry.Owed = c.entry.Owed
+	l.mu.Unlock()
+	if same || err != nil || c.at < 0 {
+		return
+	}
+	if c.record, err = encode(&c.entry); err != nil || c.at+int64(len(c.record)) > maxAppend {
+		return
+	}
+	if err = l.write(c); err == nil {
+		err = c.file.Close()
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s := l.claims[uid]; s != nil && s.entry.State == Gone {
-		owed := slices.DeleteFunc(slices.Clone(s.entry.Owed), func(h Held) bool { return slices.Contains(what, h) })
-		s.entry.Owed = owed
+	if s.size = c.size(); err != nil {
+		s.dirty = true
 	}
 }

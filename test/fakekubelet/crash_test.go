@@ -18,6 +18,7 @@ import (
 type crashing struct {
 	*machine
 	drive *durabletest.FS
+	boots int
 }
 
 func newCrashing(t *testing.T) *crashing {
@@ -55,7 +56,8 @@ func (c *crashing) reboot(seed uint64) {
 		random = rand.New(rand.NewPCG(seed, 7))
 	}
 	c.drive = c.drive.Crash(random)
-	c.fsys, c.boot = c.drive, "boot-2"
+	c.boots++
+	c.fsys, c.boot = c.drive, fmt.Sprintf("boot-%d", 1+c.boots)
 }
 
 // call prepares claims directly; an error of any of them is the call's.
