@@ -26,10 +26,7 @@ var shapes = []shape{
 	{"8x8_devices", 8, 6, true, "one call for 8 claims of 6 GPUs, warm weights and KV space"},
 }
 
-// draCycles is how often the memory row prepares and unprepares.
-const draCycles = 1000
-
-// Aims of Prepare, in ms, and of memory, in MiB.
+// Aims of Prepare, in ms.
 const (
 	prepareAim  = 20
 	prepareGoal = 10
@@ -48,9 +45,9 @@ func runDRA(cmd *cobra.Command, dir string, o options) ([]Row, error) {
 		}
 		rows = append(rows, more...)
 	}
-	calls := 100
+	calls, cycles := 100, draCycles
 	if o.full {
-		calls = 500
+		calls, cycles = 500, draCyclesFull
 	}
 	if _, err := r.measure(cmd.Context(), shapes[1], 20); err != nil { // the first ones open connections
 		return nil, err
@@ -62,7 +59,7 @@ func runDRA(cmd *cobra.Command, dir string, o options) ([]Row, error) {
 		}
 		add(more...)
 	}
-	more, err := r.cycleRows(cmd.Context())
+	more, err := r.cycleRows(cmd.Context(), cycles)
 	if err != nil {
 		return nil, err
 	}
@@ -148,54 +145,4 @@ func (r *draRig) prepareRows(ctx context.Context, s shape, pairs, calls int) ([]
 		quantile(all.wall, 0.99), quantile(all.unprepare, 0.99), prepareGoal))
 	p99.Aim, p99.Met = prepareAim, p99.Value < prepareAim
 	return []Row{p50, p99, syncs}, nil
-}
-
-// cycleRows prepares and unprepares a thousand times and looks what that leaves.
-func (r *draRig) cycleRows(ctx context.Context) ([]Row, error) {
-	s := shapes[1]
-	// More than the tombstones that the ledger keeps, so that they are counted
-	// before as after.
-	if _, err := r.measure(ctx, s, 3*draCycles/10); err != nil {
-		return nil, err
-	}
-	heap0, rss0, err := r.memory(ctx)
-	if err != nil {
-		return nil, err
-	}
-	begin := time.Now()
-	if _, err := r.measure(ctx, s, draCycles); err != nil {
-		return nil, err
-	}
-	took := time.Since(begin)
-	heap1, rss1, err := r.memory(ctx)
-	if err != nil {
-		return nil, err
-	}
-	left, what, err := r.left(ctx)
-	if err != nil {
-		return nil, err
-	}
-	heap, grown, rest := heap1-heap0, rss1-rss0, float64(left)
-	return []Row{
-		{
-			Name: "cycles_rss_growth", Value: grown, Unit: "MiB", Better: lower, Pairs: 1, Spread: [2]float64{grown, grown}, Aim: 4, Met: grown <= 4,
-			Note: fmt.Sprintf("resident memory after %d Prepare and Unprepare of %s in %.1f s; it was %.1f MiB; live heap %+.2f MiB", draCycles, s.note, took.Seconds(), rss0, heap),
-		},
-		{
-			Name: "cycles_left", Value: rest, Unit: "things", Better: lower, Pairs: 1, Spread: [2]float64{rest, rest}, Met: left == 0,
-			Note: "begun or prepared claims, CDI files, holds, reservations and metadata after that" + what,
-		},
-	}, nil
-}
-
-// memory is the driver's live heap and resident memory, in MiB, once it has
-// given back what nothing needs.
-func (r *draRig) memory(ctx context.Context) (heap, rss float64, err error) {
-	const mib = 1 << 20
-	stats, err := r.ask(ctx, settlePath)
-	if err != nil {
-		return 0, 0, err
-	}
-	resident, err := r.child.rss("VmRSS")
-	return float64(stats.Heap) / mib, float64(resident) / mib, err
 }

@@ -52,10 +52,12 @@ func draArtifact() stock.Artifact {
 
 // draStats is what the child tells of its ledger, and settled of its memory.
 type draStats struct {
-	Heap     uint64        `json:"heap"` // bytes in use, where it was asked to settle
 	Entries  int           `json:"entries"`
 	Syncs    int64         `json:"syncs"`
 	SyncTime time.Duration `json:"syncTime"`
+	// Where it was asked to settle:
+	Heap       uint64 `json:"heap"` // live bytes
+	Goroutines int    `json:"goroutines"`
 }
 
 // driverCommand is the hidden child that is the driver: with the ledger and the
@@ -112,7 +114,7 @@ func serveDriver(cmd *cobra.Command, addr, dir, api string) (err error) {
 			s := books.Stats()
 			stats := draStats{Entries: s.Entries, Syncs: s.Syncs, SyncTime: s.SyncTime}
 			if r.URL.Path == settlePath {
-				stats.Heap = settle(r.Context(), driver)
+				stats.Heap, stats.Goroutines = settle(r.Context(), driver), runtime.NumGoroutine()
 			}
 			_ = json.NewEncoder(w).Encode(stats)
 		}))
@@ -128,6 +130,7 @@ func settle(ctx context.Context, driver *dradriver.Driver) uint64 {
 	if err := driver.Recover(ctx); err != nil {
 		slog.Warn("recovery failed", slog.Any("error", err))
 	}
+	runtime.GC() // pools let go of what they keep at the second collection
 	debug.FreeOSMemory()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -100,7 +99,7 @@ func (r *draRig) stop() {
 // node's first GPU that it has.
 func claimOf(s shape, i, first int) *resourceapi.ResourceClaim {
 	driver := dradriver.Name
-	name := fmt.Sprintf("claim-%d", i)
+	name := fmt.Sprintf("claim-%d-%s", i, uuid.NewUUID()) // like a pod's, it comes once
 	claim := &resourceapi.ResourceClaim{
 		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name, UID: uuid.NewUUID()},
@@ -207,28 +206,6 @@ func (r *draRig) ask(ctx context.Context, path string) (draStats, error) {
 		return stats, fmt.Errorf("ask driver: %w", err)
 	}
 	return stats, nil
-}
-
-// left counts what is there once every claim was unprepared, and names it.
-func (r *draRig) left(ctx context.Context) (int, string, error) {
-	stats, err := r.stats(ctx)
-	if err != nil {
-		return 0, "", err
-	}
-	n, what := stats.Entries, ""
-	if n > 0 {
-		what = fmt.Sprintf(": %d claims", n)
-	}
-	for _, place := range []string{"cdi", "stock/holds", "kv/reserved", "kv/claims", "plugin/*/*"} {
-		found, err := filepath.Glob(filepath.Join(r.dir, place, "*"))
-		if err != nil {
-			return 0, "", fmt.Errorf("look what is left: %w", err)
-		}
-		if n += len(found); len(found) > 0 {
-			what += fmt.Sprintf(", %d in %s", len(found), place)
-		}
-	}
-	return n, strings.Replace(what, ",", ":", 1), nil
 }
 
 // rawSyncs makes the fsyncs of a call for n claims and nothing else, and gives
