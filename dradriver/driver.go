@@ -75,6 +75,7 @@ type Driver struct {
 	owed    *owing
 	answers *answers
 
+	held          chan struct{} // capacity 1: claims may have other devices
 	presence      presence
 	claimed       chan struct{}
 	claimedOnce   sync.Once
@@ -120,7 +121,7 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		o: o, calls: newCalls(), seen: newMemory(), owed: newOwing(o.Ledger.Gone()), answers: newAnswers(),
-		claimed: make(chan struct{}), started: make(chan struct{}), fatal: make(chan error, 1),
+		held: make(chan struct{}, 1), claimed: make(chan struct{}), started: make(chan struct{}), fatal: make(chan error, 1),
 	}
 	d.pulls = newOpenings(d)
 	return d, nil

@@ -131,6 +131,7 @@ func (d *Driver) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo
 	if err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
+	defer signal(d.held)
 	defer arrived.visit.leave()
 	return handler(context.WithValue(ctx, arrivalKey{}, arrived), req)
 }

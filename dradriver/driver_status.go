@@ -154,6 +154,9 @@ func (d *Driver) Stats() Stats {
 	return s
 }
 
+// HeldChanged holds a signal, for one reader, after DevicesOfPod may give others.
+func (d *Driver) HeldChanged() <-chan struct{} { return d.held }
+
 // DevicesOfPod gives the GPUs of the claims that are reserved for a pod, sorted.
 func (d *Driver) DevicesOfPod(podUID string) []string {
 	var devices []string

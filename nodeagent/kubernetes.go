@@ -84,7 +84,7 @@ func (c *cluster) build(a *Agent, clientset kubernetes.Interface) error {
 		return err
 	}
 	c.engines = kube.NewEngines(kube.EnginesOptions{
-		Client: clientset, Node: a.config.Node, Devices: c.driver.DevicesOfPod, Set: a.poller.Set,
+		Client: clientset, Node: a.config.Node, Devices: c.driver.DevicesOfPod, DevicesChanged: c.driver.HeldChanged(), Set: a.poller.Set,
 		Room: endpoints.MaxEndpoints - len(a.config.Endpoints), Log: a.log,
 	})
 	if pools.GPUs {
@@ -109,7 +109,15 @@ func (c *cluster) uuids() []string {
 // run starts everything of the cluster under the agent's group.
 func (c *cluster) run(ctx context.Context, a *Agent, start func(name string, run func() error)) {
 	start("driver", func() error { return ending(ctx, c.driver.Run(ctx)) })
-	start("slices", func() error { return ending(ctx, c.publisher.Run(ctx)) })
+	start("slices", func() error {
+		// An agent beside another one of its node publishes nothing.
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.driver.Claimed():
+		}
+		return ending(ctx, c.publisher.Run(ctx))
+	})
 	start("API server", func() error { return c.client.Run(ctx) })
 	start("engines of pods", func() error { return c.engines.Run(ctx) })
 	sources := dradriver.Sources{Devices: c.devices, Cache: a.cache, KV: a.kv, Cold: c.driver}
@@ -178,8 +186,8 @@ func (c *cluster) problems() []problem {
 	if bad := c.ledger.Problems(); len(bad) > 0 {
 		book = fmt.Sprintf("%d files of kubernetes.claimsDir could not be read and were put aside, the last as %s: %s", len(bad), bad[len(bad)-1].File, bad[len(bad)-1].Reason)
 	}
-	registered := ""
-	if !c.registered() {
+	known, registered := c.driver.Registered()
+	if !known && registered == "" {
 		registered = "no kubelet has registered the driver yet: does kubernetes.registrarDir name its plugins_registry?"
 	}
 	return []problem{
@@ -204,12 +212,8 @@ func joined(parts []string) string {
 
 // registered reports whether a kubelet has registered the driver.
 func (c *cluster) registered() bool {
-	select {
-	case <-c.driver.Started():
-		return true
-	default:
-		return false
-	}
+	known, _ := c.driver.Registered()
+	return known
 }
 
 func (c *cluster) close() error {

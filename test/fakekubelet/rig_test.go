@@ -118,11 +118,16 @@ type built struct {
 }
 
 // build makes a driver of the machine's folders; nothing runs.
-func (m *machine) build() (*built, error) {
-	return buildDriver(m.dir, m.api.URL(), m.boot, m.fsys, m.cache, m.kv, m.cluster)
+func (m *machine) build() (*built, error) { return m.buildWith(func(*dradriver.Options) {}) }
+
+// buildWith makes one that is told something else in part.
+func (m *machine) buildWith(change func(*dradriver.Options)) (*built, error) {
+	return buildDriver(m.dir, m.api.URL(), m.boot, m.fsys, m.cache, m.kv, m.cluster, change)
 }
 
-func buildDriver(dir, url, boot string, fsys durable.FS, cache stock.Cache, kv stock.KV, cluster dradriver.Cluster) (*built, error) {
+func buildDriver(
+	dir, url, boot string, fsys durable.FS, cache stock.Cache, kv stock.KV, cluster dradriver.Cluster, changes ...func(*dradriver.Options),
+) (*built, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	client, err := fakekubelet.ClientOf(url)
 	if err != nil {
@@ -132,12 +137,16 @@ func buildDriver(dir, url, boot string, fsys durable.FS, cache stock.Cache, kv s
 	if b.ledger, err = ledger.Open(ledger.Options{Dir: filepath.Join(dir, "claims"), FS: fsys, BootID: boot, Log: quiet}); err != nil {
 		return nil, err
 	}
-	b.Driver, err = dradriver.New(dradriver.Options{
+	o := dradriver.Options{
 		Node: node, Pools: dradriver.Pools{GPUs: true, Weights: true, KV: true}, Kube: client,
 		Ledger: b.ledger, CDI: b.specs, Cache: cache, KV: kv, Devices: gpus(), Cluster: cluster,
 		PluginDir: filepath.Join(dir, "plugin"), RegistrarDir: filepath.Join(dir, "reg"), CDIDir: filepath.Join(dir, "cdi"),
 		PullWait: -1, Log: quiet,
-	})
+	}
+	for _, change := range changes {
+		change(&o)
+	}
+	b.Driver, err = dradriver.New(o)
 	return b, err
 }
 

@@ -1,0 +1,161 @@
+package fakekubelet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hearth-dev/hearth/dradriver"
+)
+
+// again waits until the driver is served and registers it anew.
+func (r *running) again(t *testing.T, m *machine) {
+	t.Helper()
+	if err := r.kubelet.Close(); err != nil {
+		t.Error(err)
+	}
+	r.kubelet = m.register(t)
+	until(t, "the driver to see its registration", func() bool { ok, _ := r.Registered(); return ok })
+}
+
+func TestTheSocketsComeBackWhateverIsRemoved(t *testing.T) {
+	t.Parallel()
+	for name, remove := range map[string]func(dir string) error{
+		"registration socket": func(dir string) error { return os.Remove(filepath.Join(dir, "reg", dradriver.Name+"-reg.sock")) },
+		"plugin's socket":     func(dir string) error { return os.Remove(filepath.Join(dir, "plugin", "dra.sock")) },
+		"plugin's folder":     func(dir string) error { return os.RemoveAll(filepath.Join(dir, "plugin")) },
+		"what is in plugins_registry": func(dir string) error {
+			return errors.Join(os.RemoveAll(filepath.Join(dir, "reg")), os.Mkdir(filepath.Join(dir, "reg"), 0o755))
+		},
+		"both folders, one moved away": func(dir string) error {
+			return errors.Join(os.Rename(filepath.Join(dir, "reg"), filepath.Join(dir, "old")), os.Mkdir(filepath.Join(dir, "reg"), 0o755), os.RemoveAll(filepath.Join(dir, "plugin")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			r := m.start(t)
+			c := full("a")
+			m.api.Put(c)
+			prepared(t, r.kubelet, c)
+			for range 2 { // what is served anew is watched as well
+				if err := remove(m.dir); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.RemoveAll(filepath.Join(m.dir, "old")); err != nil {
+					t.Fatal(err)
+				}
+				until(t, "the driver to see that it is not registered", func() bool { ok, why := r.Registered(); return !ok && why != "" })
+				r.again(t, m)
+			}
+			prepared(t, r.kubelet, c)
+			unprepared(t, r.kubelet, c)
+			m.wantNothingLeft(t, r.ledger)
+			r.stop()
+			for _, socket := range []string{"reg/" + dradriver.Name + "-reg.sock", "plugin/dra.sock"} {
+				if _, err := os.Lstat(filepath.Join(m.dir, socket)); !os.IsNotExist(err) {
+					t.Errorf("%s is left: %v", socket, err)
+				}
+			}
+		})
+	}
+}
+
+func TestADriverWaitsForTheKubeletsFolderToComeBack(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	r := m.start(t)
+	registry := filepath.Join(m.dir, "reg")
+	if err := os.RemoveAll(registry); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the driver to say so", func() bool {
+		ok, why := r.Registered()
+		return !ok && strings.Contains(why, registry)
+	})
+	if err := os.Mkdir(registry, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.again(t, m)
+	c := full("a")
+	m.api.Put(c)
+	prepared(t, r.kubelet, c)
+	unprepared(t, r.kubelet, c)
+}
+
+func TestAFolderThatIsGoneUnderItsMountEndsTheDriver(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	registry := filepath.Join(m.dir, "reg")
+	open, err := os.Open(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = open.Close() }()
+	// A path to an open folder leads to it also when it is removed, as a mount does.
+	b, err := m.buildWith(func(o *dradriver.Options) { o.RegistrarDir = fmt.Sprintf("/proc/self/fd/%d", open.Fd()) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.ledger.Close() }()
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { ended <- b.Run(ctx) }()
+	kubelet := m.register(t)
+	defer func() { _ = kubelet.Close() }()
+	if err := os.RemoveAll(registry); err != nil {
+		t.Fatal(err)
+	}
+	if err := within(t, "the driver to end", ended); !errors.Is(err, dradriver.ErrUnmounted) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+func TestASecondAgentOfANodeRefusesAndTakesNothingFromTheFirst(t *testing.T) {
+	t.Parallel()
+	for name, other := range map[string]func(dir string, o *dradriver.Options){
+		"the same plugin folder":       func(string, *dradriver.Options) {},
+		"a plugin folder of its own":   func(dir string, o *dradriver.Options) { o.PluginDir = filepath.Join(dir, "plugin") },
+		"a registry folder of its own": func(dir string, o *dradriver.Options) { o.RegistrarDir = filepath.Join(dir, "reg") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, second := newMachine(t), newMachine(t)
+			r := m.start(t)
+			c := full("a")
+			m.api.Put(c)
+			prepared(t, r.kubelet, c)
+			// It has stores of its own, and the first one's folders of kubelet and runtime.
+			b, err := second.buildWith(func(o *dradriver.Options) {
+				o.PluginDir, o.RegistrarDir, o.CDIDir = filepath.Join(m.dir, "plugin"), filepath.Join(m.dir, "reg"), filepath.Join(m.dir, "cdi")
+				o.CDI = r.specs
+				other(second.dir, o)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = b.ledger.Close() }()
+			if err := b.Run(t.Context()); !errors.Is(err, dradriver.ErrServed) {
+				t.Fatalf("the second driver ended with %v", err)
+			}
+			if _, err := os.Stat(m.specFile("uid-a")); err != nil {
+				t.Errorf("it took the first one's claim: %v", err)
+			}
+			unprepared(t, r.kubelet, c)
+			prepared(t, r.kubelet, c)
+			kubelet := m.register(t)
+			if err := kubelet.Close(); err != nil {
+				t.Error(err)
+			}
+			if ok, why := r.Registered(); !ok {
+				t.Errorf("the first one is not registered any more: %s", why)
+			}
+			unprepared(t, r.kubelet, c)
+		})
+	}
+}
