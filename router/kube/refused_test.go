@@ -99,7 +99,8 @@ func TestAForbiddenPoolKeepsNoOtherFromBeingServed(t *testing.T) {
 		if !c.Listed() {
 			t.Error("a pool that is forbidden keeps the router from being ready")
 		}
-		pass(5 * time.Minute) // it is asked again and again
+		time.Sleep(5 * time.Minute) // it is asked again and again
+		synctest.Wait()
 		o.untilPods(t, "ours", "a")
 		if _, some := o.pods["theirs"]; some {
 			t.Errorf("pods %v of a pool that is forbidden", o.pods["theirs"])
@@ -123,7 +124,8 @@ func TestAForbiddenPoolKeepsNoOtherFromBeingServed(t *testing.T) {
 			t.Errorf("the allowed pool's watch is %+v", s)
 		}
 		allowed.Store(true)
-		pass(time.Minute)
+		time.Sleep(time.Minute)
+		synctest.Wait()
 		o.untilPods(t, "theirs", "b")
 		if texts := c.Problems(); len(texts) > 0 {
 			t.Errorf("problems %q are left", texts)
@@ -149,11 +151,13 @@ func TestAPoolThatCannotBeListedHoldsTheRouterUpForABoundedTime(t *testing.T) {
 				c, stop := run(t, Options{Client: client, Namespace: "llm", SetPods: o.setPods, SetNodes: o.setNodes}, poolOf("ours", "app=m"), theirs)
 				defer stop()
 				defer cancel()
-				pass(answerWithin - time.Second)
+				time.Sleep(answerWithin - time.Second)
+				synctest.Wait()
 				if c.Listed() {
 					t.Error("it does not wait for a pool that may yet be listed")
 				}
-				pass(time.Second)
+				time.Sleep(time.Second)
+				synctest.Wait()
 				if !c.Listed() {
 					t.Error("a pool that cannot be listed keeps the router from being ready")
 				}
@@ -173,7 +177,8 @@ func TestARouterWhoseServerAnswersForNoPoolIsNotReady(t *testing.T) {
 		o := newTold()
 		c, stop := run(t, Options{Client: client, Namespace: "llm", SetPods: o.setPods, SetNodes: o.setNodes}, poolOf("m", "app=m"), poolOf("n", "app=n"))
 		defer stop()
-		pass(time.Hour)
+		time.Sleep(time.Hour)
+		synctest.Wait()
 		if c.Listed() {
 			t.Error("it counts as listed what nobody answered for")
 		}
@@ -199,15 +204,18 @@ func TestAQuestionThatIsNotAnsweredIsGivenUpAndAskedAgain(t *testing.T) {
 		}
 		f := c.start(t.Context(), "pods", from)
 		defer f.end()
-		pass(quietFor)
+		time.Sleep(quietFor)
+		synctest.Wait()
 		if text := f.problem(time.Now(), "none"); text != "pods were not read yet, none: no answer for 10s" {
 			t.Errorf("while nothing is answered it says %q", text)
 		}
-		pass(askTimeout)
+		time.Sleep(askTimeout)
+		synctest.Wait()
 		if text := f.problem(time.Now(), "none"); !strings.Contains(text, errNoAnswer.Error()) {
 			t.Errorf("after it gave up it says %q", text)
 		}
-		pass(askTimeout + time.Minute)
+		time.Sleep(askTimeout + time.Minute)
+		synctest.Wait()
 		if text := f.problem(time.Now(), "none"); text != "" || !f.informer.HasSynced() {
 			t.Errorf("after an answer it says %q", text)
 		}
@@ -231,10 +239,4 @@ func run(t *testing.T, opts Options, pools ...pool.PoolConfig) (c *Cluster, stop
 			t.Errorf("run ended with %v", err)
 		}
 	}
-}
-
-// pass lets time go by in a bubble, and all that is due happen.
-func pass(d time.Duration) {
-	<-time.NewTimer(d).C
-	synctest.Wait()
 }
