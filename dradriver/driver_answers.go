@@ -88,18 +88,27 @@ func (a *answers) all(now time.Time) []ClaimStatus {
 	return list
 }
 
-// withPods are the pods that an entry has, and those that have come since: the
-// kubelet does not ask again for a pod that shares a prepared claim. Past 256
-// those go first that are reserved no more.
-func withPods(had, now []ledger.Pod) []ledger.Pod {
+// withPods are the pods that an entry has, those that have come since, and of
+// those that went that they did: the kubelet does not ask again for a pod that
+// shares a prepared claim. Past 256 those that went go first.
+func withPods(had, now []ledger.Pod, at time.Time) []ledger.Pod {
 	pods := slices.Clone(had)
+	for i := range pods {
+		there := slices.ContainsFunc(now, func(p ledger.Pod) bool { return p.UID == pods[i].UID })
+		switch {
+		case there:
+			pods[i].Left = time.Time{}
+		case pods[i].Left.IsZero():
+			pods[i].Left = at.Round(0).UTC()
+		}
+	}
 	for _, pod := range now {
-		if !slices.Contains(pods, pod) {
+		if !slices.ContainsFunc(pods, func(p ledger.Pod) bool { return p.UID == pod.UID }) {
 			pods = append(pods, pod)
 		}
 	}
 	for over := len(pods) - ledger.MaxPods; over > 0; over-- {
-		ended := slices.IndexFunc(pods, func(p ledger.Pod) bool { return !slices.Contains(now, p) })
+		ended := slices.IndexFunc(pods, func(p ledger.Pod) bool { return !p.Left.IsZero() })
 		pods = slices.Delete(pods, max(ended, 0), max(ended, 0)+1)
 	}
 	return pods

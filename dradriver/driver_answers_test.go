@@ -70,7 +70,7 @@ func TestPodsThatShareAPreparedClaimLaterAreKnownAndJournalled(t *testing.T) {
 	}
 	r.mustPrepare(t, withUID(allocated(weightsResult("model", llama)), "team", "sharer"))
 	r.mustUnprepare(t, c.UID)
-	want := []string{"prepared[pod] []", "unprepared[pod second third] [uid-sharer]"}
+	want := []string{"prepared[pod] []", "pods[pod second] []", "pods[second third] []", "unprepared[pod second third] [uid-sharer]"}
 	if got := r.journalled(t, uid); !slices.Equal(got, want) {
 		t.Errorf("journal %q, want %q", got, want)
 	}
@@ -125,17 +125,24 @@ func TestThePodsOfAClaimAreBoundedAndThoseThatEndedGoFirst(t *testing.T) {
 		had = append(had, pod(n))
 	}
 	now = append(now, pod(0), pod(1000), pod(1001))
-	got := withPods(had, now)
-	if len(got) != ledger.MaxPods || slices.Contains(got, pod(1)) || slices.Contains(got, pod(2)) || !slices.Contains(got, pod(3)) {
-		t.Errorf("%d pods", len(got))
+	left := pod(3)
+	left.Left = planNow
+	got := withPods(had, now, planNow)
+	if has := func(n int) bool {
+		return slices.ContainsFunc(got, func(p ledger.Pod) bool { return p.UID == pod(n).UID })
+	}; len(got) != ledger.MaxPods || has(1) || has(2) || !slices.Contains(got, left) {
+		t.Errorf("%d pods, %+v", len(got), got[:3])
 	}
 	for _, p := range now {
 		if !slices.Contains(got, p) {
 			t.Errorf("%s is missing", p.Name)
 		}
 	}
-	if got := withPods(had, had); !slices.Equal(got, had) {
+	if again := withPods(got, now, planNow.Add(time.Hour)); !slices.Equal(again, got) {
 		t.Error("the same pods are others")
+	}
+	if back := withPods(got, []ledger.Pod{pod(3)}, planNow); !slices.Contains(back, pod(3)) {
+		t.Error("a pod that is there again counts as gone")
 	}
 }
 
@@ -202,4 +209,35 @@ func TestALateClaimGainsNothingFromAnotherOfItsCallThatHadToBeUndone(t *testing.
 	}
 	r.mustUnprepare(t, types.UID("uid-moved"))
 	r.wantNothing(t)
+}
+
+func TestPodsOfWhichNobodyKnowsDidNotLeave(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := everything()
+	uid := string(c.UID)
+	r.mustPrepare(t, c)
+	r.cluster.err = errors.New("no answer")
+	r.mustRecover(t)
+	r.cluster.err, r.cluster.states[uid] = nil, ClaimState{} // force-deleted; its containers may run
+	r.mustRecover(t)
+	// A call that comes while the API server is asked knows better than its answer.
+	r.cluster.states[uid] = ClaimState{Exists: true, AllocatedHere: true, Pods: []ledger.Pod{{Name: "pod", UID: "pod-uid"}}}
+	r.cluster.asking, r.cluster.answering = make(chan struct{}), make(chan struct{})
+	ended := make(chan error, 1)
+	go func() { ended <- r.Recover(t.Context()) }()
+	<-r.cluster.asking
+	c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "second-uid"})
+	r.mustPrepare(t, c)
+	close(r.cluster.answering)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	entry, _ := r.o.Ledger.Get(uid)
+	if want := []ledger.Pod{{Name: "pod", UID: "pod-uid"}, {Name: "second", UID: "second-uid"}}; !slices.Equal(entry.Pods, want) {
+		t.Errorf("pods %+v", entry.Pods)
+	}
+	if got, want := r.journalled(t, uid), []string{"prepared[pod] []", "pods[pod second] []"}; !slices.Equal(got, want) {
+		t.Errorf("journal %q, want %q", got, want)
+	}
 }

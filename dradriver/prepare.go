@@ -122,7 +122,7 @@ func (d *Driver) consider(ctx context.Context, asking *asking, p *preparing) err
 		}
 	case known:
 		p.entry = had
-		p.entry.Pods = withPods(had.Pods, PodsOf(p.claim))
+		p.entry.Pods = withPods(had.Pods, PodsOf(p.claim), d.o.Now())
 		p.words, _, err = readWords(p.claim, d.o.Node, d.o.Pools)
 	default:
 		if err := asking.told("release what the claim held before", d.releaseOwed(asking.ctx, uid)); err != nil {
@@ -167,7 +167,7 @@ func (d *Driver) commitAll(ctx context.Context, all []*preparing) {
 				p.final = p.entry
 			}
 			p.final = withDevicesNow(p.final, view.devices, d.o.DriverMounts)
-			p.final.Pods = withPods(p.entry.Pods, PodsOf(p.claim))
+			p.final.Pods = withPods(p.entry.Pods, PodsOf(p.claim), d.o.Now())
 		}
 		if _, p.err = d.o.CDI.Write(p.final.UID, cdi.DevicesOf(p.final)); p.err != nil {
 			continue

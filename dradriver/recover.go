@@ -57,6 +57,7 @@ func (d *Driver) recoverAlways(ctx context.Context) {
 			d.recoverFailed.Add(1)
 			d.o.Log.Warn("the node and the claims differ and are compared again", slog.Any("error", err))
 		}
+		signal(d.held)
 		if !d.waitToRecover(ctx, tick.C, weights, &reachable) {
 			return
 		}
@@ -104,7 +105,7 @@ func (d *Driver) Recover(ctx context.Context) error {
 			continue // its Prepare goes on with it, and may have its turn for long
 		}
 		errs = append(errs, d.inTurn(ctx, entry.UID, func(ctx context.Context, uid string) error {
-			return d.recoverClaim(ctx, &entry, state.Pods, gone)
+			return d.recoverClaim(ctx, &entry, state, gone)
 		}))
 	}
 	for _, uid := range d.owed.all() {
@@ -167,7 +168,7 @@ func (d *Driver) heldBy(ctx context.Context) ([]string, error) {
 
 // recoverClaim mends one claim that the ledger knows. What was asked of the API
 // server counts for the claim as it was then: it may have moved on since.
-func (d *Driver) recoverClaim(ctx context.Context, asked *ledger.Entry, pods []ledger.Pod, gone bool) error {
+func (d *Driver) recoverClaim(ctx context.Context, asked *ledger.Entry, state ClaimState, gone bool) error {
 	entry, known := d.o.Ledger.Get(asked.UID)
 	if !known {
 		return nil
@@ -179,7 +180,9 @@ func (d *Driver) recoverClaim(ctx context.Context, asked *ledger.Entry, pods []l
 	if entry.State != ledger.Prepared {
 		return nil
 	}
-	return d.restore(ctx, entry, pods)
+	// What a call learnt of its pods since is newer.
+	state.Exists = state.Exists && reflect.DeepEqual(entry.Pods, asked.Pods)
+	return d.restore(ctx, entry, state)
 }
 
 // ask asks the API server for a claim. answers is false where it did not answer;
@@ -206,10 +209,12 @@ func unwanted(entry *ledger.Entry, state ClaimState, boot string) bool {
 }
 
 // restore gives a prepared claim back what it lacks, and notes the pods that
-// share it since.
-func (d *Driver) restore(ctx context.Context, entry ledger.Entry, pods []ledger.Pod) error {
+// came to share it since, or ceased to.
+func (d *Driver) restore(ctx context.Context, entry ledger.Entry, state ClaimState) error {
 	now := withDevicesNow(entry, d.view().devices, d.o.DriverMounts)
-	now.Pods = withPods(entry.Pods, pods)
+	if state.Exists { // of a claim that is gone, or not answered for, nobody knows
+		now.Pods = withPods(entry.Pods, state.Pods, d.o.Now())
+	}
 	_, err := d.o.CDI.Write(entry.UID, cdi.DevicesOf(now))
 	errs := []error{err}
 	// Of another boot it stays: only a Prepare makes it one of this boot, which is

@@ -49,7 +49,8 @@ func (l *Ledger) Begin(ctx context.Context, ticket Ticket, entries ...Entry) []e
 	for i := range entries {
 		next[i] = entries[i].clone()
 		next[i].State, next[i].Boot, next[i].Begun = Begun, l.boot, plainTime(l.now())
-		next[i].Prepared, next[i].Gone, next[i].Sharers, next[i].Owed, next[i].Lines = time.Time{}, time.Time{}, nil, nil, Lines{}
+		next[i].Prepared, next[i].Gone, next[i].Seen = time.Time{}, time.Time{}, time.Time{}
+		next[i].Sharers, next[i].Owed, next[i].Lines = nil, nil, Lines{}
 	}
 	return l.change(ctx, "begin claim", next, errs, func(e *Entry, s *slot) (write bool, err error) {
 		return l.beginLocked(ticket, e, s)
@@ -80,7 +81,7 @@ func (l *Ledger) beginLocked(ticket Ticket, e *Entry, s *slot) (write bool, err 
 // all that the steps added to it: CDI names, edits, digests, directories. One
 // error for each entry: ErrNotBegun, or what the drive said. What is committed
 // already costs nothing, what differs is written again. The journal gets a line
-// for each claim that becomes prepared.
+// for each claim that becomes prepared, and for each whose pods are others.
 func (l *Ledger) Commit(ctx context.Context, entries ...Entry) []error {
 	errs := make([]error, len(entries))
 	next := make([]Entry, len(entries))
@@ -96,7 +97,11 @@ func (l *Ledger) Commit(ctx context.Context, entries ...Entry) []error {
 		}
 		e.State, e.Boot, e.Gone, e.Owed = Prepared, l.boot, time.Time{}, nil
 		e.Begun, e.Prepared, e.Sharers, e.Lines = s.entry.Begun, s.entry.Prepared, s.entry.Sharers, s.entry.Lines
+		e.Seen = s.entry.Seen
 		if s.entry.State == Prepared {
+			if !slices.EqualFunc(e.Pods, s.entry.Pods, Pod.same) {
+				e.Seen, e.Lines.Pods = plainTime(l.now()), l.journal.number()
+			}
 			return s.dirty || !equal(e, &s.entry), nil
 		}
 		e.Prepared, e.Sharers = plainTime(l.now()), l.sharersLocked(e)
@@ -159,10 +164,11 @@ func (l *Ledger) storeNext(ctx context.Context, next []Entry, errs []error, deci
 		}
 		c := &change{entry: *e, at: s.end()}
 		if c.record, errs[i] = encode(e); errs[i] != nil {
+			l.forgetLocked(s, e)
 			continue
 		}
 		if s != nil && s.entry.State == Gone && e.State == Begun {
-			resting, c.at = resting || !l.journal.synced(s.entry.Lines.last()), -1
+			resting, c.at = resting || !l.journal.syncedAll(s.entry.Lines), -1
 		}
 		if c.at >= 0 && c.at+int64(len(c.record)) > maxAppend {
 			c.at = -1
@@ -221,14 +227,26 @@ func (l *Ledger) installLocked(c *change) []line {
 	case s != nil:
 		l.putLocked(&slot{entry: s.entry, size: s.size, dirty: s.dirty || c.maybe})
 	}
-	if c.err != nil {
-		if was == Begun && c.entry.State == Prepared {
-			l.journal.forget(c.entry.Lines.Prepared)
-		}
-		return nil
-	}
-	if was == Begun && c.entry.State == Prepared {
-		return []line{lineOf(&c.entry)}
+	switch {
+	case c.err != nil:
+		l.forgetLocked(s, &c.entry)
+	case was == Begun && c.entry.State == Prepared:
+		return []line{preparedLine(&c.entry)}
+	case was == Prepared && c.entry.Lines.Pods != s.entry.Lines.Pods:
+		return []line{podsLine(&c.entry)}
 	}
 	return nil
+}
+
+// forgetLocked takes the numbers of lines back that an entry would have had.
+func (l *Ledger) forgetLocked(s *slot, e *Entry) {
+	had := Lines{}
+	if s != nil {
+		had = s.entry.Lines
+	}
+	for _, n := range []struct{ had, next uint64 }{{had.Prepared, e.Lines.Prepared}, {had.Pods, e.Lines.Pods}} {
+		if n.next > n.had {
+			l.journal.forget(n.next)
+		}
+	}
 }

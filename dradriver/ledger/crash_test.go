@@ -83,6 +83,13 @@ func committing(plans ...Entry) act {
 	return a
 }
 
+// joining is a commit of claims that are prepared and have other pods.
+func joining(plans ...Entry) act {
+	a := committing(plans...)
+	a.name = "join" + strings.TrimPrefix(a.name, "commit")
+	return a
+}
+
 // burying ends a prepared claim. A drive without room leaves no tombstone.
 func burying(full bool, entries ...Entry) act {
 	a := act{name: "bury", after: map[string][]string{}}
@@ -106,11 +113,14 @@ func life(c *clock, full bool) []act {
 	third := planOf("c", "gpu-0")
 	changed := b.clone()
 	changed.Weights[0].Digest[0] = 9
+	joined := changed.clone()
+	joined.Pods = append(joined.Pods, Pod{Name: "joined", UID: "77-joined"})
 	return []act{
 		beginning(a, b),
 		committing(a),
 		beginning(changed),
 		committing(changed),
+		joining(joined),
 		burying(full, doneOf(a)),
 		beginning(third),
 		burying(full, third),
@@ -121,7 +131,7 @@ func life(c *clock, full bool) []act {
 			l.Released(ctx, third.UID, HeldWeights, HeldKV)
 			return []error{l.Sweep(ctx)}
 		}, map[string][]string{third.UID: {nothing}}},
-		burying(full, doneOf(again), doneOf(changed)),
+		burying(full, doneOf(again), doneOf(joined)),
 	}
 }
 
@@ -321,7 +331,7 @@ func TestTheJournalLosesNoLineOfAnEntryWhereverItCrashes(t *testing.T) {
 					break
 				}
 				verb, names, _ := strings.Cut(a.name, " ")
-				event := map[string]string{"commit": "prepared", "bury": "unprepared"}[verb]
+				event := map[string]string{"commit": "prepared", "join": "pods", "bury": "unprepared"}[verb]
 				for name := range strings.FieldsSeq(names) {
 					if event != "" && name != "c" { // c was never prepared
 						promised[event+" "+name] = true

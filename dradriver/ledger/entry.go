@@ -64,6 +64,7 @@ type Entry struct {
 	Begun    time.Time `json:"begun,omitzero"`
 	Prepared time.Time `json:"prepared,omitzero"`
 	Gone     time.Time `json:"gone,omitzero"`
+	Seen     time.Time `json:"seen,omitzero"`     // when its pods last changed while it was prepared
 	Sharers  []string  `json:"sharers,omitempty"` // UIDs of claims that had one of its devices too, at Commit, and when it was unprepared
 	Lines    Lines     `json:"journal,omitzero"`
 	Owed     []Held    `json:"owed,omitempty"` // of a tombstone: what is to be released yet
@@ -77,13 +78,20 @@ type Entry struct {
 // Lines are the numbers of an entry's lines in the journal; 0 is none.
 type Lines struct {
 	Prepared uint64 `json:"prepared,omitempty"`
+	Pods     uint64 `json:"pods,omitempty"` // the last of those
 	Gone     uint64 `json:"gone,omitempty"`
 }
 
-// Pod is a pod that a claim is reserved for.
+// Pod is a pod that a claim is or was reserved for.
 type Pod struct {
-	Name string `json:"name"`
-	UID  string `json:"uid"`
+	Name string    `json:"name"`
+	UID  string    `json:"uid"`
+	Left time.Time `json:"left,omitzero"` // when it was first seen that the claim is reserved for it no more
+}
+
+// same reports whether two are the same pod, and both there or both gone.
+func (p Pod) same(o Pod) bool {
+	return p.Name == o.Name && p.UID == o.UID && p.Left.Equal(o.Left)
 }
 
 // Result is one allocated device of a claim.
@@ -208,7 +216,7 @@ func (e *Entry) check() error {
 // entries are equal bytes.
 func (e *Entry) clone() Entry {
 	c := *e
-	for _, t := range []*time.Time{&c.Begun, &c.Prepared, &c.Gone} {
+	for _, t := range []*time.Time{&c.Begun, &c.Prepared, &c.Gone, &c.Seen} {
 		*t = plainTime(*t)
 	}
 	c.Sharers, c.Owed, c.Pods = slices.Clone(e.Sharers), slices.Clone(e.Owed), slices.Clone(e.Pods)
@@ -221,6 +229,9 @@ func (e *Entry) clone() Entry {
 		for j := range r.Edits.Mounts {
 			r.Edits.Mounts[j].Options = slices.Clone(r.Edits.Mounts[j].Options)
 		}
+	}
+	for i := range c.Pods {
+		c.Pods[i].Left = plainTime(c.Pods[i].Left)
 	}
 	for i := range c.Weights {
 		c.Weights[i].Deadline = plainTime(c.Weights[i].Deadline)

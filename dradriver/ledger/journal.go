@@ -36,7 +36,7 @@ const (
 type line struct {
 	Version   int               `json:"v"`
 	Number    uint64            `json:"n"`
-	Event     string            `json:"event"` // "prepared" or "unprepared"
+	Event     string            `json:"event"` // "prepared", "pods" or "unprepared"
 	At        time.Time         `json:"at"`
 	Claim     string            `json:"claim"` // UID
 	Namespace string            `json:"namespace"`
@@ -51,7 +51,7 @@ type line struct {
 }
 
 // last is the number of an entry's newest line.
-func (n Lines) last() uint64 { return max(n.Prepared, n.Gone) }
+func (n Lines) last() uint64 { return max(n.Prepared, n.Pods, n.Gone) }
 
 // lineOf is the line of the state that an entry has just reached.
 func lineOf(e *Entry) line {
@@ -68,9 +68,7 @@ func preparedLine(e *Entry) line {
 		Version: 1, Number: e.Lines.Prepared, Event: "prepared", At: e.Prepared, Claim: e.UID, Namespace: e.Namespace, Name: e.Name,
 		Sharers: e.Sharers[:min(len(e.Sharers), maxNamed)], From: e.Prepared,
 	}
-	for _, p := range e.Pods[:min(len(e.Pods), maxNamed)] {
-		out.Pods = append(out.Pods, p.Name)
-	}
+	out.Pods = namesOf(e.Pods, func(Pod) bool { return true })
 	for i := range e.Results {
 		if id := e.Results[i].UUID; id != "" {
 			out.Devices = append(out.Devices, id)
@@ -85,6 +83,26 @@ func preparedLine(e *Entry) line {
 		out.KV = e.KV.Namespace
 	}
 	return out
+}
+
+// podsLine is the line of a prepared claim whose pods changed: those that it has
+// now.
+func podsLine(e *Entry) line {
+	out := preparedLine(e)
+	out.Number, out.Event, out.At = e.Lines.Pods, "pods", e.Seen
+	out.Pods = namesOf(e.Pods, func(p Pod) bool { return p.Left.IsZero() })
+	return out
+}
+
+// namesOf names pods, at most 32.
+func namesOf(pods []Pod, want func(Pod) bool) []string {
+	var names []string
+	for _, p := range pods {
+		if want(p) && len(names) < maxNamed {
+			names = append(names, p.Name)
+		}
+	}
+	return names
 }
 
 // journal appends lines. Lines are numbered; entries keep the numbers of their
@@ -133,6 +151,10 @@ func (j *journal) synced(n uint64) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return !j.open[n]
+}
+
+func (j *journal) syncedAll(n Lines) bool {
+	return j.synced(n.Prepared) && j.synced(n.Pods) && j.synced(n.Gone)
 }
 
 // append writes lines, unsynced; what cannot be written now waits for the next
@@ -336,6 +358,9 @@ func (j *journal) load(entries []Entry) ([]line, error) {
 		j.last = max(j.last, e.Lines.last())
 		if n := e.Lines.Prepared; n > 0 && n >= oldest && !found[n] {
 			missing = append(missing, preparedLine(e))
+		}
+		if n := e.Lines.Pods; n > 0 && n >= oldest && !found[n] {
+			missing = append(missing, podsLine(e))
 		}
 		if n := e.Lines.Gone; n > 0 && n >= oldest && !found[n] {
 			missing = append(missing, lineOf(e))

@@ -73,6 +73,6 @@ func (l *Ledger) droppable(uids []string) []string {
 	defer l.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool {
 		s := l.claims[uid]
-		return s == nil || s.entry.State != Gone || !l.journal.synced(s.entry.Lines.last()) || !l.journal.synced(s.entry.Lines.Prepared)
+		return s == nil || s.entry.State != Gone || !l.journal.syncedAll(s.entry.Lines)
 	})
 }
