@@ -161,7 +161,13 @@ type running struct {
 // itself, ends it as a signal does.
 func (m *machine) start(t *testing.T) *running {
 	t.Helper()
-	b, err := m.build()
+	return m.startWith(t, func(*dradriver.Options) {})
+}
+
+// startWith starts one that is told something else in part.
+func (m *machine) startWith(t *testing.T, change func(*dradriver.Options)) *running {
+	t.Helper()
+	b, err := m.buildWith(change)
 	if err != nil {
 		t.Fatal(err)
 	}
