@@ -64,8 +64,8 @@ func (l *Ledger) beginLocked(ticket Ticket, e *Entry, s *slot) (write bool, err 
 		return false, ErrUnprepared
 	case s != nil && s.entry.State == Prepared:
 		return false, ErrPrepared
-	case (s == nil || s.entry.State == Gone) && l.live >= maxClaims:
-		return false, fmt.Errorf("%w: it has %d", ErrFull, l.live)
+	case (s == nil || s.entry.State == Gone) && l.live+l.comingLocked() >= maxClaims:
+		return false, fmt.Errorf("%w: it has %d", ErrFull, maxClaims)
 	}
 	if c := conflict(e, l.ownersLocked); c != nil {
 		return false, c
@@ -75,6 +75,18 @@ func (l *Ledger) beginLocked(ticket Ticket, e *Entry, s *slot) (write bool, err 
 		return s.dirty || !equal(e, &s.entry), nil
 	}
 	return true, nil
+}
+
+// comingLocked counts the claims that are on their way to the drive and not
+// among the live ones yet.
+func (l *Ledger) comingLocked() int {
+	coming := 0
+	for uid := range l.pending {
+		if s := l.claims[uid]; s == nil || !s.entry.live() {
+			coming++
+		}
+	}
+	return coming
 }
 
 // Commit marks claims as prepared, with their devices as the plan has them and

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hearth-dev/hearth/durable"
@@ -18,7 +19,8 @@ import (
 // dirMode is that of the ledger's directories: entries name models and pods.
 const dirMode = 0o700
 
-// maxBad bounds the bad files that are kept, settled ones and others apart.
+// maxBad bounds the settled bad files that are kept; of the others there are as
+// many as claims wait to be settled.
 const maxBad = 100
 
 // Open opens a ledger, and makes it if it is absent. It moves damaged files
@@ -141,7 +143,7 @@ func (l *Ledger) read() ([]found, error) {
 			f.d, f.err = decode(data)
 		}
 		switch {
-		case errors.Is(f.err, ErrNewer):
+		case errors.Is(f.err, ErrNewer), f.err != nil && !damaged(f.err):
 			return nil, fmt.Errorf("%s: %w", f.name, f.err)
 		case f.err == nil && f.d.entry.UID != uid:
 			f.err = fmt.Errorf("%w: it is of claim %s", errBad, f.d.entry.UID)
@@ -149,6 +151,18 @@ func (l *Ledger) read() ([]found, error) {
 		files = append(files, f)
 	}
 	return files, nil
+}
+
+// damaged reports whether an error of reading a file says that its bytes are
+// lost. Any other, such as a want of descriptors, says nothing of them: who goes
+// on without the claim gives its devices to others.
+func damaged(err error) bool {
+	for _, is := range []error{errBad, durable.ErrTooLong, syscall.EIO, syscall.EBADMSG, syscall.EUCLEAN} {
+		if errors.Is(err, is) {
+			return true
+		}
+	}
+	return false
 }
 
 // adopt takes over what was read: whole files become slots, bad ones go aside,
@@ -165,7 +179,7 @@ func (l *Ledger) adopt(files []found) error {
 			}
 		}
 	}
-	var kept []*change
+	var kept []*change // as many as may be open at once
 	for i := range files {
 		f := &files[i]
 		if f.err != nil {
@@ -176,27 +190,38 @@ func (l *Ledger) adopt(files []found) error {
 		l.putLocked(s)
 		c := &change{entry: f.d.entry}
 		if c.file, c.err = l.fs.OpenFile(filepath.Join(l.dir, f.name), os.O_WRONLY, 0); c.err != nil {
-			s.dirty = true
+			l.unsynced(c)
 			continue
 		}
-		kept = append(kept, c)
-	}
-	// What a killed process wrote and did not sync is believed from here on, so
-	// it is to be on the drive.
-	l.syncAll(kept)
-	for _, c := range kept {
-		if c.err = errors.Join(c.err, c.file.Close()); c.err != nil {
-			l.claims[c.entry.UID].dirty = true
-			l.reportLocked(c.entry.UID+suffix, c.entry.UID, c.err.Error())
+		if kept = append(kept, c); len(kept) == maxSyncs {
+			l.believe(kept)
+			kept = kept[:0]
 		}
 	}
+	l.believe(kept)
 	return l.syncDir(l.dir)
+}
+
+// believe syncs and closes the files of claims: what a killed process wrote and
+// did not sync is believed from here on, so it is to be on the drive.
+func (l *Ledger) believe(claims []*change) {
+	l.syncAll(claims)
+	for _, c := range claims {
+		if c.err = errors.Join(c.err, c.file.Close()); c.err != nil {
+			l.unsynced(c)
+		}
+	}
+}
+
+// unsynced has the next change of a claim write its file anew.
+func (l *Ledger) unsynced(c *change) {
+	l.claims[c.entry.UID].dirty = true
+	l.reportLocked(c.entry.UID+suffix, c.entry.UID, c.err.Error())
 }
 
 // quarantine moves a bad file aside and remembers its claim.
 func (l *Ledger) quarantine(f *found) {
-	name := strconv.FormatInt(l.now().UnixMilli(), 10) + "-" + f.name
-	to := filepath.Join(l.badDir(), name)
+	to := filepath.Join(l.badDir(), l.badName(f.name))
 	err := l.fs.Rename(filepath.Join(l.dir, f.name), to)
 	if err == nil {
 		err = l.syncDir(l.badDir())
@@ -292,15 +317,47 @@ func (l *Ledger) settleFiles(uids []string) error {
 				return err
 			}
 		}
+		if err := l.settlePlace(uid); err != nil {
+			return err
+		}
 	}
-	old, err := l.fs.ReadDir(l.oldDir())
+	entries, err := l.fs.ReadDir(l.oldDir())
 	if err != nil {
 		return err
 	}
+	old := slices.DeleteFunc(entries, func(e fs.DirEntry) bool { _, ours := badUID(e.Name()); return !ours })
 	for i := range len(old) - maxBad {
 		if err := l.fs.Remove(filepath.Join(l.oldDir(), old[i].Name())); err != nil {
 			return err
 		}
 	}
+	// Each has its new name before it loses the old one.
+	if err := l.syncDir(l.oldDir()); err != nil {
+		return err
+	}
 	return l.syncDir(l.badDir())
+}
+
+// settlePlace moves a bad file that could not be moved aside when it was found,
+// and that nothing has taken the place of.
+func (l *Ledger) settlePlace(uid string) error {
+	l.mu.Lock()
+	taken := l.claims[uid] != nil
+	l.mu.Unlock()
+	if taken || !validUID(uid) {
+		return nil
+	}
+	err := l.fs.Rename(l.path(uid), filepath.Join(l.oldDir(), l.badName(uid+suffix)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return l.syncDir(l.dir)
+}
+
+// badName names a bad file by the time at which it was found.
+func (l *Ledger) badName(name string) string {
+	return strconv.FormatInt(l.now().UnixMilli(), 10) + "-" + name
 }
