@@ -237,10 +237,11 @@ func (s *Specs) each(visit func(name string) error) error {
 	return errors.Join(errs...)
 }
 
-// missing reports whether an error says that a file is not there: nothing is
-// below a file that stands where the folder should.
+// missing reports whether an error says that a spec is not there: nothing is
+// below a file that stands where the folder should, and a folder with something
+// in it that stands where the spec should is none.
 func missing(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ENOTEMPTY)
 }
 
 func (s *Specs) path(uid string) string { return filepath.Join(s.dir, prefix+uid+suffix) }

@@ -315,3 +315,25 @@ func TestWhereTheFolderIsAFileThereAreNoSpecsAndNoneCanBeWritten(t *testing.T) {
 		t.Errorf("the file has %q, %v", text, err)
 	}
 }
+
+func TestAFolderInASpecsPlaceIsNoSpec(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	foreign := filepath.Join(dir, prefix+uid+suffix, "something")
+	if err := os.MkdirAll(foreign, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := New(Options{Dir: dir})
+	if err := s.Remove(uid); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+	if got, err := s.Sweep(func(string) bool { return false }); err != nil || len(got) != 0 {
+		t.Errorf("swept %v, %v", got, err)
+	}
+	if _, err := s.Write(uid, DevicesOf(claim())); err == nil {
+		t.Error("a spec was written in the place of a folder")
+	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Error(err)
+	}
+}
