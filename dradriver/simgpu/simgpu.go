@@ -203,10 +203,15 @@ func (n Node) devices(node string) ([]device.Device, error) {
 		}
 	}
 	slices.SortFunc(devices, func(a, b device.Device) int { return cmp.Compare(a.ID, b.ID) })
-	for i := 1; i < len(devices); i++ {
-		if devices[i].ID == devices[i-1].ID {
+	uuids := map[string]bool{}
+	for i := range devices {
+		if i > 0 && devices[i].ID == devices[i-1].ID {
 			return nil, fmt.Errorf("devices: the address %s stands twice", devices[i].PCIBusID)
 		}
+		if uuids[devices[i].UUID] {
+			return nil, fmt.Errorf("devices: the uuid %s stands twice", devices[i].UUID)
+		}
+		uuids[devices[i].UUID] = true
 	}
 	return devices, nil
 }
