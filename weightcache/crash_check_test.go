@@ -193,7 +193,8 @@ func (w *world) checkView(ref artifact.Ref, v *version, kind string, whole bool)
 }
 
 // lacks is how many bytes of a version a pull has to fetch: not those of files
-// in the store, nor of segments whose bit on the drive is set.
+// in the store, nor of segments whose bit on the drive is set, nor what a process
+// of this boot wrote.
 func (w *world) lacks(v *version) (int64, error) {
 	var lacks int64
 	for _, data := range v.files {
@@ -217,6 +218,8 @@ func (w *world) lacks(v *version) (int64, error) {
 		for i := range (size + b.segment - 1) / b.segment {
 			if b.bitmap[i/8]&(1<<(i%8)) != 0 {
 				lacks -= min(b.segment, size-i*b.segment)
+			} else if b.boot == w.store.boot && b.boot != [bootBytes]byte{} {
+				lacks -= b.written[i]
 			}
 		}
 	}

@@ -1,9 +1,14 @@
 package weightcache
 
 import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"log/slog"
 	"maps"
 	"time"
 
+	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
@@ -13,10 +18,34 @@ const (
 	doubtFor = time.Hour
 	// maxDoubts bounds the files in doubt; past it the oldest is forgotten.
 	maxDoubts = 1024
+
+	doubtsFile     = "doubts"
+	doubtsVersion  = 1
+	maxDoubtsBytes = 1 << 20
 )
 
-// doubtLocked notes that bytes of a file may have been given out which turned
-// out wrong, or which no digest will ever prove: what they came from is gone.
+// doubtsRecord is the file with the doubts; FORMAT.md has it.
+type doubtsRecord struct {
+	Version int                  `json:"version"`
+	Boot    string               `json:"boot"` // of the kernel in which the store was open; empty: unknown
+	Files   map[string]time.Time `json:"files"`
+}
+
+// doubt notes that bytes of files may have been given out which turned out
+// wrong, or which no digest will ever prove. It is called before they go, so
+// that a process that is killed amid it leaves either the bytes or the doubt.
+func (s *Store) doubt(files ...artifact.Digest) {
+	if len(files) == 0 {
+		return
+	}
+	s.mu.Lock()
+	for _, sha := range files {
+		s.doubtLocked(sha)
+	}
+	s.mu.Unlock()
+	s.keepDoubts()
+}
+
 func (s *Store) doubtLocked(sha artifact.Digest) {
 	now := s.now()
 	maps.DeleteFunc(s.doubts, func(_ artifact.Digest, at time.Time) bool { return now.Sub(at) >= doubtFor || now.Before(at) })
@@ -34,8 +63,8 @@ func (s *Store) doubtLocked(sha artifact.Digest) {
 
 // Doubtful reports whether somebody who was given bytes of a file within the
 // last hour may hold others than those it has: the rest alone would complete a
-// wrong file. What an earlier process may have given out of files that it did
-// not finish counts as given out at Open.
+// wrong file. What an earlier process gave out and this one still has is not in
+// doubt.
 func (s *Store) Doubtful(sha artifact.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,18 +73,84 @@ func (s *Store) Doubtful(sha artifact.Digest) bool {
 	return found && age >= 0 && age < doubtFor
 }
 
-// doubtUnfinished doubts what an earlier process may have begun to give out: it
-// may have found it wrong, or lost it, and told nobody. It is called before the
-// store is shared.
-func (s *Store) doubtUnfinished() {
-	for _, r := range s.artifacts {
-		for _, f := range s.missingLocked(r.m) {
-			if len(s.doubts) >= maxDoubts {
-				return
+// keepDoubts writes the doubts, for the next process. A drive that does not take
+// them takes no new bytes either.
+func (s *Store) keepDoubts() {
+	s.keepingDoubts.Lock()
+	defer s.keepingDoubts.Unlock()
+	record := doubtsRecord{Version: doubtsVersion, Boot: s.bootText(), Files: map[string]time.Time{}}
+	s.mu.Lock()
+	for sha, at := range s.doubts {
+		record.Files[sha.String()] = at.UTC()
+	}
+	s.mu.Unlock()
+	data, err := json.Marshal(record)
+	if err == nil {
+		err = durable.WriteFile(s.fs, s.path(doubtsFile), append(data, '\n'), 0o600)
+	}
+	if err != nil {
+		s.log.Warn("cannot keep which files are in doubt: a restart within the hour forgets some", slog.Any("error", err))
+	}
+}
+
+// bootText is the boot's id as the file has it, empty where it is unknown.
+func (s *Store) bootText() string {
+	if s.boot == [bootBytes]byte{} {
+		return ""
+	}
+	return hex.EncodeToString(s.boot[:])
+}
+
+// loadDoubts takes over the doubts of the process before, and adds those of
+// this start: lost are files of which it lost what was unfinished. Where the
+// last process ran in another boot, or nobody knows, what it gave out of any
+// unfinished file may be lost. It is called before the store is shared.
+func (s *Store) loadDoubts(lost []artifact.Digest) {
+	record, err := s.readDoubts()
+	if err != nil && !notExist(err) {
+		s.log.Error("cannot read which files are in doubt: all that are unfinished count as such", slog.Any("error", err))
+	}
+	now := s.now()
+	for file, at := range record.Files {
+		sha, err := artifact.ParseDigest(file)
+		if err != nil || now.Sub(at) >= doubtFor {
+			continue
+		}
+		if now.Before(at) {
+			at = now // the clock went back; from here it counts anew
+		}
+		s.doubts[sha] = at
+	}
+	if record.Boot == "" || record.Boot != s.bootText() {
+		for _, r := range s.artifacts {
+			for _, f := range s.missingLocked(r.m) {
+				lost = append(lost, f.SHA256)
 			}
-			s.doubts[f.SHA256] = s.now()
 		}
 	}
+	for _, sha := range lost {
+		if len(s.doubts) >= maxDoubts {
+			break
+		}
+		s.doubts[sha] = now
+	}
+	if record.Boot != s.bootText() || len(lost) > 0 {
+		s.keepDoubts()
+	}
+}
+
+func (s *Store) readDoubts() (record doubtsRecord, err error) {
+	data, err := durable.ReadFile(s.fs, s.path(doubtsFile), maxDoubtsBytes)
+	if err != nil {
+		return record, err
+	}
+	if err := json.Unmarshal(data, &record); err != nil {
+		return doubtsRecord{}, fmt.Errorf("decode %s: %w", s.path(doubtsFile), err)
+	}
+	if record.Version != doubtsVersion {
+		return doubtsRecord{}, fmt.Errorf("decode %s: version %d, want %d", s.path(doubtsFile), record.Version, doubtsVersion)
+	}
+	return record, nil
 }
 
 // Doubtful is Store.Doubtful.

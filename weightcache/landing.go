@@ -33,8 +33,8 @@ var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
 // landing is one file on its way into the store. Streams write segments at
 // their offset, a trailing hasher follows the contiguous front, and a bitmap
-// on the drive says which segments need not be fetched again. A file of one
-// segment has no bitmap: it is fetched whole.
+// on the drive says what need not be fetched again. A file so small that no
+// reader gets any of it before its digest is proven has none.
 type landing struct {
 	s       *Store
 	sha     artifact.Digest
@@ -132,7 +132,7 @@ func (l *landing) begin(room *reservation) error {
 	if err := part.Allocate(l.size); err != nil {
 		return err
 	}
-	if len(l.written) < 2 {
+	if l.size <= minSegment {
 		return nil
 	}
 	// Neither file need be durable before the first bit is.
@@ -143,12 +143,12 @@ func (l *landing) begin(room *reservation) error {
 	return err
 }
 
-// resume opens what an earlier process left; the hasher reads back the
-// segments that are there. What an earlier boot wrote without a bit may never
-// have reached the drive and is fetched again.
+// resume opens what an earlier process left; the hasher reads back what is
+// there. What an earlier boot wrote without a bit may never have reached the
+// drive and is fetched again.
 func (l *landing) resume() error {
 	s := l.s
-	data, err := durable.ReadFile(s.fs, s.bitsPath(l.sha), int64(bitsHeader)+artifact.MaxFileSize/minSegment*2)
+	data, err := durable.ReadFile(s.fs, s.bitsPath(l.sha), int64(bitsHeader)+artifact.MaxFileSize/minSegment*(countBytes+1))
 	if err != nil {
 		return err
 	}
@@ -176,14 +176,18 @@ func (l *landing) resume() error {
 	for i := range l.written {
 		switch {
 		case l.bitmap[i/8]&(1<<(i%8)) != 0:
-		case sameBoot && b.written[i] == 1:
+		case sameBoot && b.written[i] == l.length(i):
 			l.pending = append(l.pending, i)
+		case sameBoot:
+			// Readers may have had it, so it must not come anew.
+			l.written[i] = b.written[i]
+			continue
 		default:
 			continue
 		}
 		l.claimed[i], l.written[i] = true, l.length(i)
 	}
-	if !sameBoot {
+	if !sameBoot || b.old {
 		if err := durable.WriteFile(s.fs, s.bitsPath(l.sha), l.encodeBits(), 0o600); err != nil {
 			return err
 		}
@@ -248,6 +252,9 @@ func (l *landing) write(i int, p []byte) error {
 			return fmt.Errorf("write file %s: %w", l.sha.Short(), err)
 		}
 	}
+	if err := l.writeCount(i, end); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	l.written[i] = end
 	inOrder := !l.hashing && l.hashed == off
@@ -268,15 +275,11 @@ func (l *landing) write(i int, p []byte) error {
 	return nil
 }
 
-// seal notes that a segment is whole, where a successor of a killed process
-// finds it, and flushes a batch of them when one is due. Other streams go on
-// meanwhile; the bits they add join the next flush.
+// seal takes note of a whole segment and flushes a batch of them when one is
+// due. Other streams go on meanwhile; the bits they add join the next flush.
 func (l *landing) seal(i int) error {
 	if l.bits == nil {
 		return nil
-	}
-	if _, err := l.bits.WriteAt([]byte{1}, int64(bitsHeader+len(l.bitmap)+i)); err != nil {
-		return fmt.Errorf("write bitmap of file %s: %w", l.sha.Short(), classified(err))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -461,7 +464,8 @@ func (l *landing) finish(ctx context.Context) error {
 			return err
 		}
 		// Should the old name come back after a crash, the next open removes it.
-		return s.fs.SyncDir(filepath.Dir(blob))
+		s.syncNames(filepath.Dir(blob))
+		return nil
 	}()
 	s.mu.Lock()
 	delete(s.removing, l.sha)
@@ -541,13 +545,12 @@ func (l *landing) close() error {
 // discard closes the landing and forgets its bytes.
 func (l *landing) discard() error {
 	s := l.s
+	if l.resumed || l.present() > 0 {
+		s.doubt(l.sha)
+	}
 	err := errors.Join(l.close(), s.removeIfThere(s.bitsPath(l.sha)), s.removeIfThere(s.partPath(l.sha)))
-	given := l.resumed || l.present() > 0
 	s.mu.Lock()
 	delete(s.partial, l.sha)
-	if given {
-		s.doubtLocked(l.sha)
-	}
 	s.freed.fire()
 	s.mu.Unlock()
 	return err

@@ -1,11 +1,17 @@
 package weightcache
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"io"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
@@ -62,24 +68,152 @@ func TestNothingReadyIsEvictedOnADriveThatTakesNoWrites(t *testing.T) {
 	}
 }
 
-func TestFilesThatAnEarlierProcessLeftUnfinishedAreInDoubt(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, newMemSource(model(1, 100)))
-	m, err := r.puller.Manifest(t.Context(), testRef)
+// killedInMidSegment pulls a shard until three segments and a half are written,
+// and gives what a killed process leaves of it: the drive and the page cache as
+// they are then. What the source sent of the half may be other than the file's.
+func killedInMidSegment(t *testing.T, spoil byte) (left *rig, shard artifact.File) {
+	t.Helper()
+	src := newMemSource(model(1, 10*testSegment))
+	ctx, cancel := context.WithCancel(t.Context())
+	src.fault = func(f artifact.File, off, _ int64, body []byte) (io.Reader, error) {
+		if f.Path == shard1 && off == 3*testSegment {
+			half := bytes.Clone(body[:testSegment/2])
+			half[100] ^= spoil
+			stuck := &closableReader{closed: make(chan struct{})}
+			return struct {
+				io.Reader
+				io.Closer
+			}{io.MultiReader(bytes.NewReader(half), stuck), stuck}, nil
+		}
+		return bytes.NewReader(body), nil
+	}
+	r := newRig(t, src, func(_ *Options, p *PullerOptions) { p.Streams = 1 })
+	m, err := r.puller.Manifest(ctx, testRef)
 	if err != nil {
 		t.Fatal(err)
 	}
+	shard, _ = m.File(shard1)
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.puller.Ensure(ctx, testRef, EnsureOptions{})
+		done <- err
+	}()
+	reader, err := r.puller.Open(ctx, m, shard1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = reader.Close() }()
+	defer cancel()
+	// Somebody was given the last byte that came.
+	for _, end := range []int64{testSegment, 2 * testSegment, 3 * testSegment, 3*testSegment + testSegment/2} {
+		if _, err := reader.ReadAt(ctx, make([]byte, 1), end-1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changed, unsubscribe := r.store.Subscribe()
+	defer unsubscribe()
+	for landing := 0; landing != 1; { // the copy needs a store that stands still
+		r.store.mu.Lock()
+		landing = len(r.store.partial)
+		r.store.mu.Unlock()
+		if landing != 1 {
+			<-changed
+		}
+	}
+	left = &rig{fs: durable.OS, dir: t.TempDir(), src: newMemSource(src.files)}
+	if err := os.CopyFS(left.dir+"/weights", os.DirFS(r.dir+"/weights")); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := errors.Join(<-done, reader.Close()); !errors.Is(err, context.Canceled) {
+		t.Errorf("the killed pull: %v", err)
+	}
+	return left, shard
+}
+
+func TestWhatAKilledProcessGaveOutIsKeptAndNotInDoubt(t *testing.T) {
+	t.Parallel()
+	left, shard := killedInMidSegment(t, 0)
+	left.open(t)
+	if left.puller.Doubtful(shard.SHA256) {
+		t.Error("a file whose given bytes are all here is in doubt")
+	}
+	checkFlat(t, left, left.ensure(t))
+	if got, want := left.src.servedOf(shard1), shard.Size-3*testSegment-testSegment/2; got != want {
+		t.Errorf("%d bytes were fetched, want %d: no byte that was given out anew", got, want)
+	}
+	if left.puller.Doubtful(shard.SHA256) {
+		t.Error("a file whose given bytes were proven is in doubt")
+	}
+}
+
+func TestWrongBytesThatAKilledProcessGaveOutAreInDoubtOnceTheyAreFound(t *testing.T) {
+	t.Parallel()
+	left, shard := killedInMidSegment(t, 1)
+	left.open(t)
+	checkFlat(t, left, left.ensure(t))
+	if !left.puller.Doubtful(shard.SHA256) {
+		t.Error("who was given the wrong bytes gets the rest of the right ones")
+	}
+	left.reopen(t)
+	if !left.puller.Doubtful(shard.SHA256) {
+		t.Error("a restart forgot that wrong bytes were given out")
+	}
+	late := time.Now().Add(doubtFor + time.Minute)
+	left.reopen(t, func(o *Options, _ *PullerOptions) { o.Now = func() time.Time { return late } })
+	if left.puller.Doubtful(shard.SHA256) {
+		t.Error("the doubt outlives its hour")
+	}
+}
+
+func TestAfterAnotherBootAllThatIsUnfinishedIsInDoubt(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(dir string) error{
+		"power cut":         func(string) error { return nil },
+		"store of before":   func(dir string) error { return os.Remove(filepath.Join(dir, doubtsFile)) },
+		"unreadable doubts": func(dir string) error { return os.WriteFile(filepath.Join(dir, doubtsFile), []byte("{"), 0o600) },
+		"doubts to come": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, doubtsFile), []byte(`{"version":2}`), 0o600)
+		},
+		"landing lost alone": func(dir string) error { return os.RemoveAll(filepath.Join(dir, landingDir)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			left, shard := killedInMidSegment(t, 0)
+			if err := spoil(filepath.Join(left.dir, "weights")); err != nil {
+				t.Fatal(err)
+			}
+			another := func(o *Options, _ *PullerOptions) { o.Boot = "another boot" }
+			left.open(t, another)
+			if !left.puller.Doubtful(shard.SHA256) {
+				t.Error("bytes that may be lost are not in doubt")
+			}
+			left.reopen(t, another)
+			if !left.puller.Doubtful(shard.SHA256) {
+				t.Error("a second start forgot it")
+			}
+			checkFlat(t, left, left.ensure(t))
+		})
+	}
+}
+
+func TestARemovedFileThatNoDigestProvedIsInDoubt(t *testing.T) {
+	t.Parallel()
+	left, shard := killedInMidSegment(t, 0)
+	left.open(t)
+	if err := left.puller.Remove(t.Context(), testRef); err != nil {
+		t.Fatal(err)
+	}
+	if !left.puller.Doubtful(shard.SHA256) {
+		t.Error("bytes that were given out went unproven and are not in doubt")
+	}
+	r := newRig(t, newMemSource(model(1, 100)))
+	m := r.ensure(t)
 	f, _ := m.File(shard1)
-	if r.puller.Doubtful(f.SHA256) {
-		t.Error("a file of which nothing was given out is in doubt")
+	if err := r.puller.Remove(t.Context(), testRef); err != nil {
+		t.Fatal(err)
 	}
-	r.reopen(t)
-	r.ensure(t)
-	if !r.puller.Doubtful(f.SHA256) {
-		t.Error("a file that an earlier process may have begun to give out is not in doubt")
-	}
-	r.reopen(t)
 	if r.puller.Doubtful(f.SHA256) {
-		t.Error("a file that was proven before the start is in doubt")
+		t.Error("a proven file is in doubt because it was removed")
 	}
 }

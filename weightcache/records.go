@@ -243,7 +243,7 @@ func (s *Store) pinRecord(m *artifact.Manifest) error {
 	// A record that says the same already keeps its time, which tells clients
 	// since when the ref means that.
 	if same, err := s.says(m.Ref, data); err != nil || !same {
-		if err := durable.WriteFile(s.fs, s.recordPath(m.Ref), data, 0o600); err != nil {
+		if err := s.writeRecord(m, data); err != nil {
 			return fmt.Errorf("pin %s: %w", m.Ref, err)
 		}
 	}
@@ -252,6 +252,21 @@ func (s *Store) pinRecord(m *artifact.Manifest) error {
 	s.addRecordLocked(m)
 	s.mu.Unlock()
 	return s.agree(m)
+}
+
+// writeRecord writes the record of a ref. Where only the sync of its name
+// failed the next start would find the new record, so it counts once the
+// directory can be synced after all.
+func (s *Store) writeRecord(m *artifact.Manifest, data []byte) error {
+	err := durable.WriteFile(s.fs, s.recordPath(m.Ref), data, 0o600)
+	if err == nil {
+		return nil
+	}
+	held, readErr := durable.ReadFile(s.fs, s.recordPath(m.Ref), artifact.MaxManifestBytes)
+	if readErr != nil || !bytes.Equal(held, data) || s.fs.SyncDir(s.path(refsDir)) != nil {
+		return err
+	}
+	return nil
 }
 
 // says reports whether the record of a ref holds just these bytes and is known

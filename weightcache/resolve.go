@@ -395,9 +395,7 @@ func (s *Store) adopt(ctx context.Context, temp string, sha artifact.Digest, siz
 	if err := s.fs.Rename(temp, blob); err != nil {
 		return fmt.Errorf("%w: %w", errWrite, err)
 	}
-	if err := s.fs.SyncDir(filepath.Dir(blob)); err != nil {
-		return fmt.Errorf("%w: %w", errWrite, err)
-	}
+	s.syncNames(filepath.Dir(blob))
 	s.mu.Lock()
 	s.blobs[sha] = size
 	delete(s.bad, sha)
@@ -406,7 +404,7 @@ func (s *Store) adopt(ctx context.Context, temp string, sha artifact.Digest, siz
 	s.mu.Unlock()
 	if paused {
 		// Nobody resumes what is here by another way.
-		l := &landing{s: s, sha: sha}
+		l := &landing{s: s, sha: sha, resumed: true}
 		if err := l.discard(); err != nil {
 			s.log.Warn("cannot remove unfinished file", slog.String("file", sha.String()), slog.Any("error", err))
 		}

@@ -2,6 +2,7 @@ package weightcache
 
 import (
 	"errors"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -72,6 +73,14 @@ func (f *settling) SyncDir(path string) error {
 		f.owed[path] = true
 	}
 	return err
+}
+
+// syncNames syncs a directory in which a file just got its name. Where that
+// fails the file is there all the same, and counts; the sync is owed.
+func (s *Store) syncNames(dir string) {
+	if err := s.fs.SyncDir(dir); err != nil {
+		s.log.Warn("cannot sync directory, its artifacts are not Ready before it can be", slog.String("dir", dir), slog.Any("error", err))
+	}
 }
 
 // settle syncs what is owed; a promise is made only after it.

@@ -359,7 +359,7 @@ func (s *Store) drop(digest artifact.Digest) error {
 			}
 		}
 	}
-	var files []artifact.Digest
+	var files, unproven []artifact.Digest
 	sizes := map[artifact.Digest]int64{}
 	for _, f := range r.m.Files {
 		_, present := s.blobs[f.SHA256]
@@ -367,6 +367,8 @@ func (s *Store) drop(digest artifact.Digest) error {
 		if !used[f.SHA256] && (present || partial) && !s.removing[f.SHA256] {
 			if size, committed := s.blobs[f.SHA256]; committed {
 				sizes[f.SHA256] = size
+			} else {
+				unproven = append(unproven, f.SHA256)
 			}
 			delete(s.blobs, f.SHA256)
 			delete(s.partial, f.SHA256)
@@ -382,6 +384,7 @@ func (s *Store) drop(digest artifact.Digest) error {
 	r.checked = false
 	s.mu.Unlock()
 
+	s.doubt(unproven...)
 	err := s.removeSynced(s.path(readyDir, digest.String()))
 	err = errors.Join(err, s.removeViews(digest))
 	stuck := map[artifact.Digest]int64{}
@@ -463,6 +466,10 @@ func (s *Store) removeSynced(path string) error {
 // discard takes a damaged file out of the store at once: no reader gets it
 // from here on, and every artifact that has it is no longer Ready.
 func (s *Store) discard(sha artifact.Digest) error {
+	if !s.has(sha) {
+		return nil
+	}
+	s.doubt(sha)
 	s.mu.Lock()
 	if _, found := s.blobs[sha]; !found {
 		s.mu.Unlock()
@@ -471,7 +478,6 @@ func (s *Store) discard(sha artifact.Digest) error {
 	delete(s.blobs, sha)
 	s.bad[sha] = true
 	s.damage[sha]++
-	s.doubtLocked(sha)
 	s.damages++
 	s.removing[sha] = true
 	var holders []artifact.Digest

@@ -107,12 +107,13 @@ type Store struct {
 	turn      int64                         // counts uses
 	// publications has a channel for each artifact whose views are being
 	// published, closed at the end of that.
-	publications map[artifact.Digest]chan struct{}
-	reserved     int64         // bytes promised to pulls and not allocated yet
-	lost         chan struct{} // closed once the directory was found gone
-	lose         sync.Once     // closes lost
-	freed        signal        // fires when removing or evicting shrinks
-	watchers     map[chan struct{}]bool
+	publications  map[artifact.Digest]chan struct{}
+	reserved      int64         // bytes promised to pulls and not allocated yet
+	keepingDoubts sync.Mutex    // held while they are written
+	lost          chan struct{} // closed once the directory was found gone
+	lose          sync.Once     // closes lost
+	freed         signal        // fires when removing or evicting shrinks
+	watchers      map[chan struct{}]bool
 }
 
 // record is what the store knows about one artifact.
@@ -244,10 +245,11 @@ func (s *Store) open() error {
 	if err := s.loadBlobs(nameless); err != nil {
 		return err
 	}
-	if err := s.loadLanding(); err != nil {
+	lost, err := s.loadLanding()
+	if err != nil {
 		return err
 	}
-	s.doubtUnfinished()
+	s.loadDoubts(lost)
 	if err := s.loadViews(); err != nil {
 		return err
 	}
@@ -443,8 +445,9 @@ func (s *Store) loadBlobs(nameless bool) error {
 	})
 }
 
-// loadLanding indexes files that are still landing and clears leftovers.
-func (s *Store) loadLanding() error {
+// loadLanding indexes files that are still landing and clears leftovers. Lost
+// are files of which it cleared what readers may have been given.
+func (s *Store) loadLanding() (lost []artifact.Digest, err error) {
 	wanted := map[artifact.Digest]int64{}
 	for _, r := range s.artifacts {
 		for _, f := range r.m.Files {
@@ -453,7 +456,7 @@ func (s *Store) loadLanding() error {
 	}
 	entries, err := s.fs.ReadDir(s.path(landingDir))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	names := map[string]bool{}
 	for _, e := range entries {
@@ -474,11 +477,15 @@ func (s *Store) loadLanding() error {
 				continue
 			}
 		}
+		// A part without a bitmap was given to nobody: the bitmap comes first.
+		if err == nil && used && !committed && names[hex+bitsSuffix] {
+			lost = append(lost, sha)
+		}
 		if err := s.fs.RemoveAll(s.path(landingDir, name)); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return lost, nil
 }
 
 // Subscribe gives a signal of capacity 1 that something about an artifact may

@@ -405,11 +405,16 @@ func FuzzDecodeBits(f *testing.F) {
 	l := &landing{s: &Store{}, sha: sha, size: 5 * testSegment, segment: testSegment}
 	l.setUp()
 	f.Add(l.encodeBits())
-	f.Add([]byte("HRTHBIT1"))
+	f.Add([]byte(bitsMagicV1))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		b, err := decodeBits(data, sha, l.size)
 		if err == nil && int64(len(b.written)) != (l.size+b.segment-1)/b.segment {
 			t.Errorf("%d segments of %d bytes", len(b.written), b.segment)
+		}
+		for i, n := range b.written {
+			if n < 0 || n > min(b.segment, l.size-int64(i)*b.segment) {
+				t.Errorf("segment %d has %d bytes", i, n)
+			}
 		}
 	})
 }

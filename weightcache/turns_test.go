@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -190,10 +191,12 @@ func TestAReaderInMidFileIsServedFromThereFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release := make(chan struct{})
+	held, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
 	src.set(func() {
 		src.fault = func(f artifact.File, _, _ int64, body []byte) (io.Reader, error) {
 			if f.Path == "config.json" {
+				once.Do(func() { close(held) })
 				return &gate{r: bytes.NewReader(body), open: release}, nil
 			}
 			return bytes.NewReader(body), nil
@@ -205,6 +208,7 @@ func TestAReaderInMidFileIsServedFromThereFirst(t *testing.T) {
 		_, err := r.puller.Ensure(t.Context(), testRef, EnsureOptions{})
 		pulled <- err
 	}()
+	<-held
 	rd, err := r.puller.Open(t.Context(), m, shard1)
 	if err != nil {
 		t.Fatal(err)

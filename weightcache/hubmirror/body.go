@@ -85,7 +85,11 @@ func (m *Mirror) serveFile(w http.ResponseWriter, r *http.Request, rt route, mf 
 	defer func() { _ = content.Close() }()
 	h.Set("Content-Length", strconv.FormatInt(part.n, 10))
 	w.WriteHeader(part.status)
-	if err := m.stream(r.Context(), w, content, part, touch); err != nil {
+	var suspect func() bool
+	if part.from > 0 {
+		suspect = func() bool { return m.isSuspect(f.SHA256) }
+	}
+	if err := m.stream(r.Context(), w, content, part, touch, suspect); err != nil {
 		m.breakOff(r, mf, f, err)
 	}
 }

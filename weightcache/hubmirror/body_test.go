@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
 const weights = "/acme/tiny/resolve/main/weights.bin"
@@ -241,6 +243,31 @@ func TestAMismatchBreaksTheBodyAndLaterRangesRestartAtZero(t *testing.T) {
 	}
 	if got := m.Stats().Broken; got != 1 {
 		t.Errorf("counted %d broken bodies, want 1", got)
+	}
+}
+
+func TestARestOfAFileBreaksOffOnceItsBeginningIsInDoubt(t *testing.T) {
+	t.Parallel()
+	data := pattern(2 * SmallBody)
+	f := newFilling(data)
+	m, s := newSmall(t, Options{}, func() (Content, error) { return f, nil })
+	rest, whole := begin(t, s.URL+weights, "Range", "bytes=1000-"), begin(t, s.URL+weights)
+	for _, resp := range []*http.Response{rest, whole} {
+		defer func() { _ = resp.Body.Close() }()
+	}
+	f.set(func() { f.front = reserveBytes + 3000 })
+	for _, resp := range []*http.Response{rest, whole} {
+		if _, err := io.ReadFull(resp.Body, make([]byte, 1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.markSuspect(artifact.Digest{1}) // the file of newMirror
+	f.set(func() { f.front = int64(len(data)) })
+	if n, err := io.Copy(io.Discard, rest.Body); err == nil {
+		t.Errorf("the rest ended cleanly after %d further bytes", n)
+	}
+	if n, err := io.Copy(io.Discard, whole.Body); err != nil || n != int64(len(data))-1000 {
+		t.Errorf("the body from 0 has %d further bytes and %v", n, err)
 	}
 }
 

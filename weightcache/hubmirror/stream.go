@@ -39,16 +39,19 @@ type body struct {
 	free    bool    // the body needs no place
 	last    time.Time
 	touch   func() // told at each byte that the client is there
+	// suspect, where the client has the file's beginning already, says that
+	// those bytes turned out other than they are now; else it is nil.
+	suspect func() bool
 }
 
 // stream sends part of a file: bytes still arriving from ReadAt, and by
 // sendfile from the moment the file is committed. A body is never silent for
 // long once its first byte can be had: what waits for its source, for a digest
 // or for a place gives a byte of its reserve every trickleEvery.
-func (m *Mirror) stream(ctx context.Context, w http.ResponseWriter, c Content, part span, touch func()) error {
+func (m *Mirror) stream(ctx context.Context, w http.ResponseWriter, c Content, part span, touch func(), suspect func() bool) error {
 	b := &body{
 		m: m, w: w, control: http.NewResponseController(w), content: c, left: part,
-		free: part.n <= SmallBody, last: time.Now(), touch: touch,
+		free: part.n <= SmallBody, last: time.Now(), touch: touch, suspect: suspect,
 	}
 	defer func() {
 		b.place.end()
@@ -65,6 +68,9 @@ func (m *Mirror) stream(ctx context.Context, w http.ResponseWriter, c Content, p
 	m.stats.streams.Add(1)
 	defer m.stats.streams.Add(-1)
 	for b.left.n > 0 {
+		if b.suspect != nil && b.suspect() {
+			return fmt.Errorf("send the rest of a file: %w", ErrMismatch)
+		}
 		if err := b.step(ctx); err != nil {
 			return err
 		}
