@@ -161,15 +161,16 @@ func TestBrokenBodiesAreResumedAtTheLastByte(t *testing.T) {
 	t.Parallel()
 	src := newMemSource(model(2, 5*testSegment))
 	var mu sync.Mutex
-	opens := 0
-	src.fault = func(_ artifact.File, _, _ int64, body []byte) (io.Reader, error) {
+	opens := map[string]int{}
+	src.fault = func(f artifact.File, off, _ int64, body []byte) (io.Reader, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		opens++
-		if opens%3 == 1 {
+		at := fmt.Sprint(f.Path, off)
+		opens[at]++
+		if opens[at] == 1 {
 			return nil, &source.Error{Source: "mem", Op: "open", Status: 503, Err: source.ErrUnavailable}
 		}
-		if opens%3 == 2 {
+		if opens[at] == 2 {
 			return io.MultiReader(bytes.NewReader(body[:len(body)/2]), &failingReader{io.ErrUnexpectedEOF}), nil
 		}
 		return bytes.NewReader(body), nil

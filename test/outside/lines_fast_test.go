@@ -63,8 +63,12 @@ func TestFastOlderHubLineResumesAfterItWasKilled(t *testing.T) {
 	rec := startRecorder(t, r, node.Mirror)
 	c := hubLines[1].client(ctx, t, r, "cache", rec.URL)
 
-	origin.SetRate(12 * units.Rate(units.MiB))
-	killInMidDownload(t, c, "acme/big", 11<<20)
+	// It writes 10 MiB at a time, and may end the file before the kill comes.
+	const written = 10 << 20
+	origin.SetRate(8 * units.Rate(units.MiB))
+	for killInMidDownload(t, c, "acme/big", written); partBytes(c.dir) < written; {
+		killInMidDownload(t, c, "acme/big", written)
+	}
 	origin.SetRate(0)
 	rec.Take()
 	wantSame(t, c.snapshot(t, "acme/big"), filepath.Join(root, "acme", "big"))
