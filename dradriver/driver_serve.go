@@ -193,7 +193,8 @@ func (s *service) keep(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-folders.errors():
+		case err := <-folders.errors(): // of events that are lost; the slow check finds what they told of
+			s.d.o.Log.Debug("the kubelet's folders are not all watched", slog.Any("error", err))
 		case <-folders.changed():
 			if !settling {
 				settling = true

@@ -30,7 +30,9 @@ const (
 	// nobody answers.
 	askRetry     = time.Second
 	askRetryMost = 30 * time.Second
-	askWithin    = 15 * time.Second
+	// askWithin bounds one such answer: an API server that is slow, and takes
+	// 20 s for each of its two questions, is heard.
+	askWithin = time.Minute + 15*time.Second
 )
 
 // PublisherOptions configure a Publisher; Node and Client must be set.

@@ -495,3 +495,23 @@ func TestPublishersAreRefusedWithoutANodeOrWithAnUnknownFeature(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestAnAPIServerThatTakes20SecondsForEachQuestionIsHeard(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newAPIServer(37)
+		api.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if create, ok := action.(clienttesting.CreateActionImpl); ok && len(create.CreateOptions.DryRun) > 0 {
+				time.Sleep(40 * time.Second) // for the version and the dry run
+			}
+			return false, nil, nil
+		})
+		p, stop := start(t, api, dradriver.PublisherOptions{Pools: everything})
+		defer stop()
+		p.Set(fullOffer(t))
+		settle(t, time.Minute)
+		if got := api.pools(t); got != fullPools {
+			t.Errorf("stored:\n%s, state %+v", got, p.State())
+		}
+	})
+}

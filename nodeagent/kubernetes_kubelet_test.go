@@ -1,8 +1,11 @@
 package nodeagent
 
 import (
+	"context"
 	"errors"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,11 +15,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/hearth-dev/hearth/dradriver"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/kube"
 	"github.com/hearth-dev/hearth/test/fakekubelet"
+	"github.com/hearth-dev/hearth/units"
 )
 
 // registered plays a kubelet that finds the driver.
@@ -132,4 +138,43 @@ func TestAnEnginesDevicesFollowItsClaimAtOnce(t *testing.T) {
 		t.Errorf("unprepared: %v, %v", errs, err)
 	}
 	eventually(t, "the engine has none", func() bool { list, known := devices(); return known && len(list) == 0 })
+}
+
+func TestAnAgentWhoseAPIServerHangsIsReadySaysSoAndEnds(t *testing.T) {
+	t.Parallel()
+	asked := make(chan struct{}, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		_, _ = io.Copy(io.Discard, r.Body) // else the server does not see that nobody waits any more
+		<-r.Context().Done()
+	}))
+	t.Cleanup(server.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := onKubernetes(t)
+	c.Kubernetes.EvictionHard = map[string]string{"nodefs.available": "1Mi"} // so that nobody is asked for it
+	c.Weights.KeepFree = 2 * units.MiB
+	a, stop := runAgent(t, c, Options{Kubernetes: client, BootID: "boot-1"})
+	kubelet := registered(t, c)
+	ready := "http://" + a.Listeners()["admin"] + "/readyz"
+	eventually(t, "the agent is ready", func() bool { code, _ := fetch(t, ready); return code == http.StatusOK })
+	<-asked
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	claim := fakekubelet.Claim{Namespace: "llm", Name: "smol", UID: "uid-1"}
+	if answer, err := kubelet.Prepare(ctx, claim); err == nil {
+		t.Errorf("a claim that nobody could read is answered with %+v", answer)
+	}
+	if errs, err := kubelet.Unprepare(t.Context(), claim); err != nil || errs["uid-1"] != "" {
+		t.Errorf("unprepared: %v, %v", errs, err)
+	}
+	if pools := a.node().Kubernetes.Pools; pools[0].State == poolPublished || a.node().Kubernetes.Server != "" {
+		t.Errorf("it says that it published: %+v", pools)
+	}
+	stop() // as a signal does: it waits for no answer
 }

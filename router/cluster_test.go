@@ -17,12 +17,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/hearth-dev/hearth/nodeagent/report"
 	"github.com/hearth-dev/hearth/router/feed"
 	"github.com/hearth-dev/hearth/router/pool"
+	"github.com/hearth-dev/hearth/test/sim/kubeapi"
 )
 
 // podOf is a Ready pod whose engine answers at a URL.
@@ -184,6 +187,45 @@ func TestARouterIsReadyWithoutThePoolsThatItMayNotRead(t *testing.T) {
 			t.Errorf("metrics lack %s", want)
 		}
 	}
+}
+
+func TestARouterWhoseAPIServerHangsSaysSoEndsAndCatchesUp(t *testing.T) {
+	t.Parallel()
+	api, answers := kubeapi.New(), make(chan struct{})
+	pod := podOf(t, "a", "http://127.0.0.1:1")
+	pod.APIVersion, pod.Kind = "v1", "Pod"
+	if err := api.Put(pod); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-answers:
+			api.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(server.Close)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hung, stop := start(t, inCluster(t), Options{Cluster: client})
+	admin := "http://" + hung.Status().Listeners["admin"]
+	if code, got := request(t, http.MethodGet, admin+"/readyz", ""); code != 503 {
+		t.Errorf("readyz gave %d %s", code, got)
+	}
+	until(t, func() bool { return strings.Contains(strings.Join(hung.Status().Problems, "\n"), "no answer for") })
+	if err := stop(); err != nil { // as a signal does: it waits for no answer
+		t.Errorf("it ended with %v", err)
+	}
+
+	r, _ := start(t, inCluster(t), Options{Cluster: client})
+	admin = "http://" + r.Status().Listeners["admin"]
+	close(answers)
+	until(t, func() bool {
+		code, _ := request(t, http.MethodGet, admin+"/readyz", "")
+		return code == 200 && len(r.Endpoints()) == 1
+	})
 }
 
 func TestPodsWithoutKubernetesAreAnError(t *testing.T) {

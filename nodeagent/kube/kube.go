@@ -25,8 +25,13 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// callTimeout bounds one call to the API server that nobody waits longer for.
-const callTimeout = 10 * time.Second
+// Bounds of what the API server is asked and told. One that is slow, and takes
+// 20 s for each request, is heard: what is told in the background takes two.
+const (
+	callTimeout  = 30 * time.Second
+	sendTimeout  = 45 * time.Second
+	startTimeout = 10 * time.Second // of what the agent's start waits for
+)
 
 // Options are what a Client is told.
 type Options struct {

@@ -109,7 +109,7 @@ func (q *queue) next(now time.Time) (key string, due *task, pause time.Duration)
 }
 
 func (q *queue) try(ctx context.Context, key string, t *task) {
-	bounded, cancel := context.WithTimeout(ctx, callTimeout)
+	bounded, cancel := context.WithTimeout(ctx, sendTimeout)
 	err := t.do(bounded)
 	cancel()
 	if ctx.Err() == nil {

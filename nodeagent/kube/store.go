@@ -52,7 +52,7 @@ var DefaultThresholds = Thresholds{NodeFS: Threshold{Share: 0.10}, ImageFS: Thre
 // runs with. It needs the right to get nodes/proxy, which the agent's manifests
 // do not give: without it the error says so, and DefaultThresholds are a fair guess.
 func (c *Client) Thresholds(ctx context.Context) (Thresholds, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	client, ok := c.opts.Client.CoreV1().RESTClient().(*rest.RESTClient)
 	if !ok || client == nil {

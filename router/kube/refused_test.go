@@ -13,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -135,22 +134,19 @@ func TestAForbiddenPoolKeepsNoOtherFromBeingServed(t *testing.T) {
 
 func TestAPoolThatCannotBeListedHoldsTheRouterUpForABoundedTime(t *testing.T) {
 	t.Parallel()
-	for name, answer := range map[string]func(ctx context.Context) error{
+	for name, answer := range map[string]func(context.Context) error{
 		"fails": func(context.Context) error { return apierrors.NewInternalError(errors.New("etcd is away")) },
-		"hangs": func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+		"hangs": never,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				end, cancel := context.WithCancel(t.Context())
-				client := fake.NewClientset(enginePod("a", "10.0.0.1"))
-				forbid(client, "pods", "team", func() error { return answer(end) })
+				client := slow{fake.NewClientset(enginePod("a", "10.0.0.1")), "team", answer}
 				o := newTold()
 				theirs := poolOf("theirs", "app=m")
 				theirs.Pods.Namespace = "team"
 				c, stop := run(t, Options{Client: client, Namespace: "llm", SetPods: o.setPods, SetNodes: o.setNodes}, poolOf("ours", "app=m"), theirs)
 				defer stop()
-				defer cancel()
 				time.Sleep(answerWithin - time.Second)
 				synctest.Wait()
 				if c.Listed() {
@@ -189,15 +185,12 @@ func TestAQuestionThatIsNotAnsweredIsGivenUpAndAskedAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
-		from := podSource(fake.NewClientset(enginePod("a", "10.0.0.1")), scope{"llm", "app=m"})
-		list := from.list
-		from.list = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		from := podSource(slow{fake.NewClientset(enginePod("a", "10.0.0.1")), "llm", func(ctx context.Context) error {
 			if asked++; asked < 3 {
-				<-ctx.Done()
-				return nil, ctx.Err()
+				return never(ctx)
 			}
-			return list(ctx, o)
-		}
+			return nil
+		}}, scope{"llm", "app=m"})
 		c, err := New(Options{Client: from.client, SetPods: newTold().setPods, SetNodes: newTold().setNodes})
 		if err != nil {
 			t.Fatal(err)
