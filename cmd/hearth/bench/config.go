@@ -35,11 +35,11 @@ sources:
 
 // controlConfig is an agent on Kubernetes in two roles, all of whose folders are
 // in dir; the file kubeconfig in it says where the API server is.
-func controlConfig(dir, report, admin, dataAdmin string) []byte {
+func controlConfig(dir string) []byte {
 	in := func(name string) string { return filepath.Join(dir, name) }
 	return fmt.Appendf(nil, `apiVersion: hearth.dev/v1alpha1
 kind: AgentConfig
-listen: {mirror: "", report: %q, admin: %q, dataAdmin: %q, socket: %q, dataSocket: %q}
+listen: {mirror: "", report: "127.0.0.1:0", admin: "127.0.0.1:0", dataAdmin: "127.0.0.1:0", socket: %q, dataSocket: %q}
 weights: {dir: %q, keepFree: 1MiB}
 kv: {dir: %q, memory: 64GiB}
 health: {stateDir: %q}
@@ -55,7 +55,7 @@ kubernetes:
   podResources: %q
   kubeletDir: /proc
   runtimeDir: /proc
-`, report, admin, dataAdmin, in("agent.sock"), in("data.sock"), in("weights"), in("kv"), in("health"), in("gpus.yaml"), in("kubeconfig"),
+`, in("agent.sock"), in("data.sock"), in("weights"), in("kv"), in("health"), in("gpus.yaml"), in("kubeconfig"),
 		in("cdi"), in("plugins"), in("registry"), in("claims"), in("none.sock"))
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -60,20 +61,21 @@ type draStats struct {
 	Goroutines int    `json:"goroutines"`
 }
 
-// driverCommand is the hidden child that is the driver: with the ledger and the
-// CDI files on the drive and its sockets below dir, against an API server.
+// driverCommand is the hidden child that is the driver: with the ledger and
+// its sockets below dir, against an API server.
 func driverCommand() *cobra.Command {
-	var addr, dir, api string
+	var addr, dir, cdi, api string
 	cmd := &cobra.Command{Use: "child-driver", Hidden: true, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		return serveDriver(cmd, addr, dir, api)
+		return serveDriver(cmd, addr, dir, cdi, api)
 	}}
-	cmd.Flags().StringVar(&addr, "addr", "", "where it tells of its ledger")
+	cmd.Flags().StringVar(&addr, "addr", "", "socket on which it tells of its ledger")
 	cmd.Flags().StringVar(&dir, "dir", "", "directory of its files")
+	cmd.Flags().StringVar(&cdi, "cdi", "", "directory of CDI files")
 	cmd.Flags().StringVar(&api, "api", "", "URL of the API server")
 	return cmd
 }
 
-func serveDriver(cmd *cobra.Command, addr, dir, api string) (err error) {
+func serveDriver(cmd *cobra.Command, addr, dir, cdiDir, api string) (err error) {
 	// No limit of its own: a rate limit of the client would be what is measured.
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: api, QPS: -1})
 	if err != nil {
@@ -98,8 +100,8 @@ func serveDriver(cmd *cobra.Command, addr, dir, api string) (err error) {
 	defer func() { err = errors.Join(err, books.Close()) }()
 	driver, err := dradriver.New(dradriver.Options{
 		Node: draNode, Pools: dradriver.Pools{GPUs: true, Weights: true, KV: true}, Kube: client,
-		Ledger: books, CDI: cdi.New(cdi.Options{Dir: filepath.Join(dir, "cdi")}), Cache: cache, KV: kv, Devices: dradriver.StaticInventory(draDevices()),
-		PluginDir: filepath.Join(dir, "plugin"), RegistrarDir: filepath.Join(dir, "registry"), CDIDir: filepath.Join(dir, "cdi"),
+		Ledger: books, CDI: cdi.New(cdi.Options{Dir: cdiDir}), Cache: cache, KV: kv, Devices: dradriver.StaticInventory(draDevices()),
+		PluginDir: filepath.Join(dir, "plugin"), RegistrarDir: filepath.Join(dir, "registry"), CDIDir: cdiDir,
 	})
 	if err != nil {
 		return err
@@ -110,7 +112,7 @@ func serveDriver(cmd *cobra.Command, addr, dir, api string) (err error) {
 		if err := waitFor(ctx, filepath.Join(dir, "plugin", "dra.sock")); err != nil {
 			return err
 		}
-		return serve(cmd, addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		return serveSocket(ctx, addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			s := books.Stats()
 			stats := draStats{Entries: s.Entries, Syncs: s.Syncs, SyncTime: s.SyncTime}
 			if r.URL.Path == settlePath {
@@ -120,6 +122,22 @@ func serveDriver(cmd *cobra.Command, addr, dir, api string) (err error) {
 		}))
 	})
 	return group.Wait()
+}
+
+// serveSocket serves on a unix socket until ctx ends.
+func serveSocket(ctx context.Context, path string, h http.Handler) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(l); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	return nil
 }
 
 // settlePath asks the child to do what it does every few minutes, and to give

@@ -110,8 +110,8 @@ func (r *draRig) left(ctx context.Context) (int, string, error) {
 	if n > 0 {
 		what = fmt.Sprintf(": %d claims", n)
 	}
-	for _, place := range []string{"cdi", "stock/holds", "kv/reserved", "kv/claims", "plugin/*/*"} {
-		found, err := filepath.Glob(filepath.Join(r.dir, place, "*"))
+	for _, place := range []string{r.cdi, filepath.Join(r.dir, "stock/holds"), filepath.Join(r.dir, "kv/reserved"), filepath.Join(r.dir, "kv/claims"), filepath.Join(r.dir, "plugin/*/*")} {
+		found, err := filepath.Glob(filepath.Join(place, "*"))
 		if err != nil {
 			return 0, "", fmt.Errorf("look what is left: %w", err)
 		}

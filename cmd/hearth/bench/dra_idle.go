@@ -107,16 +107,10 @@ func (n *idleNode) start(ctx context.Context) error {
 	if n.server, server, err = serveLocally(ctx, api); err != nil {
 		return fmt.Errorf("start API server: %w", err)
 	}
-	var addrs [3]string
-	for i := range addrs {
-		if addrs[i], err = freeAddr(ctx); err != nil {
-			return err
-		}
-	}
 	files := map[string][]byte{
 		"gpus.yaml":  []byte("apiVersion: hearth.dev/v1alpha1\nkind: SimInventory\ngpus: [{product: h100, count: 8}]\n"),
 		"kubeconfig": kubeconfig(server),
-		"agent.yaml": controlConfig(n.dir, addrs[0], addrs[1], addrs[2]),
+		"agent.yaml": controlConfig(n.dir),
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(n.dir, name), text, 0o600); err != nil {
@@ -132,13 +126,13 @@ func (n *idleNode) start(ctx context.Context) error {
 		return fmt.Errorf("make log of agent: %w", err)
 	}
 	defer func() { _ = log.Close() }()
-	role := func(name, addr string) (*process, error) {
-		return startProgram(ctx, -1, addr, log, self, "agent", "--config", filepath.Join(n.dir, "agent.yaml"), "--node", draNode, "--role", name)
+	role := func(name, socket string) (*process, error) {
+		return startProgram(ctx, -1, filepath.Join(n.dir, socket), log, self, "agent", "--config", filepath.Join(n.dir, "agent.yaml"), "--node", draNode, "--role", name)
 	}
-	if n.data, err = role("data", addrs[2]); err != nil {
+	if n.data, err = role("data", "data.sock"); err != nil {
 		return err
 	}
-	if n.control, err = role("control", addrs[1]); err != nil {
+	if n.control, err = role("control", "agent.sock"); err != nil {
 		return err
 	}
 	if n.client, err = admin.NewClient(filepath.Join(n.dir, "agent.sock")); err != nil {

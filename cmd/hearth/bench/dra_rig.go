@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -21,7 +20,6 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/hearth-dev/hearth/dradriver"
-	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/test/sim/kubeapi"
 )
 
@@ -32,6 +30,7 @@ const draNode = "bench"
 // the kubelet's side of the driver's socket.
 type draRig struct {
 	dir    string
+	cdi    string // where CDI files are
 	api    *kubeapi.Server
 	server *http.Server
 	url    string // of the API server
@@ -41,25 +40,28 @@ type draRig struct {
 }
 
 func startDRA(ctx context.Context, dir string) (*draRig, error) {
-	r := &draRig{dir: dir, api: kubeapi.New()}
-	for _, sub := range []string{"raw", "registry"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+	r := &draRig{dir: dir, cdi: filepath.Join(dir, "cdi"), api: kubeapi.New()}
+	// On a node CDI files are in /var/run/cdi, which is no drive.
+	if memory, err := os.MkdirTemp("/dev/shm", "hearth-bench-"); err == nil {
+		r.cdi = memory
+	}
+	for _, sub := range []string{r.cdi, filepath.Join(dir, "raw"), filepath.Join(dir, "registry")} {
+		if err := os.MkdirAll(sub, 0o755); err != nil {
+			r.stop()
 			return nil, fmt.Errorf("make bench directory: %w", err)
 		}
 	}
 	if err := r.api.Put(map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": draNode}}); err != nil {
+		r.stop()
 		return nil, err
 	}
 	var err error
 	if r.server, r.url, err = serveLocally(ctx, r.api); err != nil {
+		r.stop()
 		return nil, fmt.Errorf("start API server: %w", err)
 	}
-	addr, err := freeAddr(ctx)
-	if err != nil {
-		r.stop()
-		return nil, err
-	}
-	if r.child, err = start(ctx, -1, addr, "bench", "child-driver", "--addr", addr, "--dir", dir, "--api", r.url); err != nil {
+	addr := filepath.Join(dir, "stats.sock")
+	if r.child, err = start(ctx, -1, addr, "bench", "child-driver", "--addr", addr, "--dir", dir, "--cdi", r.cdi, "--api", r.url); err != nil {
 		r.stop()
 		return nil, err
 	}
@@ -92,7 +94,10 @@ func (r *draRig) stop() {
 	if r.child != nil {
 		r.child.stop()
 	}
-	_ = r.server.Close()
+	if r.server != nil {
+		_ = r.server.Close()
+	}
+	_ = os.RemoveAll(r.cdi)
 }
 
 // claimOf makes an allocated claim as the scheduler leaves it. first is the
@@ -193,11 +198,15 @@ func (r *draRig) stats(ctx context.Context) (draStats, error) { return r.ask(ctx
 
 func (r *draRig) ask(ctx context.Context, path string) (draStats, error) {
 	var stats draStats
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.child.addr+path, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://driver"+path, nil)
 	if err != nil {
 		return stats, fmt.Errorf("ask driver: %w", err)
 	}
-	response, err := http.DefaultClient.Do(request)
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dialAt(ctx, r.child.addr) },
+	}}
+	response, err := client.Do(request)
 	if err != nil {
 		return stats, fmt.Errorf("ask driver: %w", err)
 	}
@@ -206,73 +215,4 @@ func (r *draRig) ask(ctx context.Context, path string) (draStats, error) {
 		return stats, fmt.Errorf("ask driver: %w", err)
 	}
 	return stats, nil
-}
-
-// rawSyncs makes the fsyncs of a call for n claims and nothing else, and gives
-// the ms that each call waits.
-func rawSyncs(dir string, n, calls int) ([]float64, error) {
-	var values []float64
-	record := make([]byte, 2000)
-	for range calls {
-		files := make([]durable.File, n)
-		names := make([]string, n)
-		for i := range n {
-			names[i] = filepath.Join(dir, fmt.Sprint(i))
-			f, err := durable.OS.OpenFile(durable.TempName(names[i]), os.O_CREATE|os.O_RDWR, 0o600)
-			if err == nil {
-				_, err = f.Write(record)
-			}
-			if err != nil {
-				return nil, fmt.Errorf("write raw file: %w", err)
-			}
-			files[i] = f
-		}
-		waited, err := syncTogether(files)
-		if err != nil {
-			return nil, err
-		}
-		for i, f := range files {
-			if err := durable.OS.Rename(f.Name(), names[i]); err != nil {
-				return nil, fmt.Errorf("rename raw file: %w", err)
-			}
-		}
-		begin := time.Now()
-		if err := durable.OS.SyncDir(dir); err != nil {
-			return nil, fmt.Errorf("sync raw directory: %w", err)
-		}
-		waited += time.Since(begin)
-		for _, f := range files {
-			if _, err := f.Write(record); err != nil {
-				return nil, fmt.Errorf("write raw file: %w", err)
-			}
-		}
-		again, err := syncTogether(files)
-		if err != nil {
-			return nil, err
-		}
-		values = append(values, ms(waited+again))
-		for i, f := range files {
-			if err := errors.Join(f.Close(), durable.OS.Remove(names[i])); err != nil {
-				return nil, fmt.Errorf("remove raw file: %w", err)
-			}
-		}
-	}
-	return values, nil
-}
-
-// syncTogether syncs files side by side.
-func syncTogether(files []durable.File) (time.Duration, error) {
-	begin := time.Now()
-	outcome := make(chan error, len(files))
-	for _, f := range files {
-		go func() { outcome <- f.Datasync() }()
-	}
-	var errs []error
-	for range files {
-		errs = append(errs, <-outcome)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return 0, fmt.Errorf("sync raw file: %w", err)
-	}
-	return time.Since(begin), nil
 }

@@ -20,7 +20,7 @@ import (
 // it has. It ends with the bench.
 type process struct {
 	cmd   *exec.Cmd
-	addr  string        // where it listens
+	addr  string        // where it listens: host:port, or the path of a socket
 	ended chan struct{} // closed once it has ended
 }
 
@@ -57,9 +57,8 @@ func startProgram(ctx context.Context, core int, addr string, log io.Writer, pro
 	defer cancel()
 	retry := time.NewTicker(20 * time.Millisecond)
 	defer retry.Stop()
-	var dialer net.Dialer
 	for {
-		if conn, err := dialer.DialContext(deadline, "tcp", addr); err == nil {
+		if conn, err := dialAt(deadline, addr); err == nil {
 			_ = conn.Close()
 			if core >= 0 {
 				p.pin(core) // threads that came since
@@ -75,6 +74,16 @@ func startProgram(ctx context.Context, core int, addr string, log io.Writer, pro
 			return nil, fmt.Errorf("start %s: nothing listens at %s after %s", strings.Join(args, " "), addr, startTimeout)
 		}
 	}
+}
+
+// dialAt connects to host:port, or to the socket of a path.
+func dialAt(ctx context.Context, addr string) (net.Conn, error) {
+	network := "tcp"
+	if filepath.IsAbs(addr) {
+		network = "unix"
+	}
+	var dialer net.Dialer
+	return dialer.DialContext(ctx, network, addr)
 }
 
 // freeAddr returns a loopback address nothing listens on just now.
