@@ -1,7 +1,8 @@
 // Package durable owns the file-system seam: everything Hearth keeps on a
 // drive is written through an FS, so that a crash test can put a file system
 // there that forgets what was not synced. Stores, ledgers and configuration
-// call it; it knows no format and keeps no state.
+// call it; it knows no format but the file that names a directory's, and keeps
+// no state.
 //
 // Durable means: write, fsync, rename, fsync of the directory. WriteFile is
 // that sequence; what does not fit it (large files written at an offset) uses

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -21,7 +20,10 @@ import (
 // FormatVersion is the version of the layout on the drive, and of a record.
 const FormatVersion = 1
 
-const formatPrefix = "hearth kvtier "
+// format marks a directory as a KV space.
+var format = durable.Marker{
+	Name: formatFile, Prefix: "hearth kvtier ", Version: FormatVersion, What: "KV space", Newer: ErrNewer, Beside: []string{lockFile},
+}
 
 // Names under the root.
 const (
@@ -62,7 +64,7 @@ func (s *Space) open() error {
 	if _, err := s.fs.Stat(s.dir); s.budget.Memory == 0 && s.budget.NVMe == 0 && notExist(err) {
 		return nil
 	}
-	if err := s.readFormat(); err != nil && !notExist(err) {
+	if err := format.Read(s.fs, s.dir); err != nil && !notExist(err) {
 		return err
 	}
 	if err := durable.MkdirAllSynced(s.fs, s.dir, 0o700); err != nil {
@@ -73,7 +75,7 @@ func (s *Space) open() error {
 		return err
 	}
 	s.lock = lock
-	if err := s.checkFormat(); err != nil {
+	if err := format.Ensure(s.fs, s.dir); err != nil {
 		return err
 	}
 	bad, err := s.readRecords()
@@ -108,43 +110,6 @@ func (s *Space) open() error {
 		}
 	}
 	return s.fs.SyncDir(s.dir)
-}
-
-// readFormat reads the version. Errors wrap fs.ErrNotExist where there is none
-// and ErrNewer.
-func (s *Space) readFormat() error {
-	data, err := durable.ReadFile(s.fs, s.path(formatFile), 64)
-	if err != nil {
-		return err
-	}
-	text, found := strings.CutPrefix(strings.TrimSuffix(string(data), "\n"), formatPrefix)
-	version, err := strconv.Atoi(text)
-	if !found || err != nil || version < 1 {
-		return fmt.Errorf("%s says %.40q, want %q and a version", formatFile, data, formatPrefix)
-	}
-	if version > FormatVersion {
-		return fmt.Errorf("%w: version %d, this code knows %d", ErrNewer, version, FormatVersion)
-	}
-	return nil
-}
-
-// checkFormat reads the version, or writes it into a directory that holds
-// nothing foreign.
-func (s *Space) checkFormat() error {
-	err := s.readFormat()
-	if !notExist(err) {
-		return err
-	}
-	entries, err := s.fs.ReadDir(s.dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if name := e.Name(); name != lockFile && !durable.IsTemp(name) {
-			return fmt.Errorf("the directory holds %q and no %s file: it is no KV space, and only an empty directory becomes one", name, formatFile)
-		}
-	}
-	return durable.WriteFile(s.fs, s.path(formatFile), []byte(formatPrefix+strconv.Itoa(FormatVersion)+"\n"), 0o600)
 }
 
 // readRecords reads what is reserved and gives the names of what cannot be

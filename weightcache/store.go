@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -61,6 +60,11 @@ type Options struct {
 const FormatVersion = 1
 
 const formatPrefix = "hearth weightcache "
+
+// format marks a directory as a weight store.
+var format = durable.Marker{
+	Name: formatFile, Prefix: formatPrefix, Version: FormatVersion, What: "weight store", Newer: ErrNewer, Beside: []string{lockFile},
+}
 
 // Names under the root.
 const (
@@ -195,7 +199,7 @@ func Open(opts Options) (*Store, error) {
 
 func (s *Store) open() error {
 	// What a newer version wrote is refused before anything is made here.
-	if err := s.readFormat(); err != nil && !notExist(err) {
+	if err := format.Read(s.fs, s.dir); err != nil && !notExist(err) {
 		return err
 	}
 	if err := durable.MkdirAllSynced(s.fs, s.dir, 0o700); err != nil {
@@ -206,7 +210,7 @@ func (s *Store) open() error {
 		return err
 	}
 	s.lock = lock
-	if err := s.checkFormat(); err != nil {
+	if err := format.Ensure(s.fs, s.dir); err != nil {
 		return err
 	}
 	bad, err := s.readRecords()
@@ -274,46 +278,6 @@ func bootID(id string) (boot [bootBytes]byte) {
 	sum := sha256.Sum256([]byte(id))
 	copy(boot[:], sum[:])
 	return boot
-}
-
-// readFormat reads the version. Errors wrap fs.ErrNotExist where there is none
-// and ErrNewer.
-func (s *Store) readFormat() error {
-	data, err := durable.ReadFile(s.fs, s.path(formatFile), 64)
-	if err != nil {
-		return err
-	}
-	text, found := strings.CutPrefix(strings.TrimSuffix(string(data), "\n"), formatPrefix)
-	version, err := strconv.Atoi(text)
-	if !found || err != nil || version < 1 {
-		return fmt.Errorf("%s says %.40q, want %q and a version", formatFile, data, formatPrefix)
-	}
-	if version > FormatVersion {
-		return fmt.Errorf("%w: version %d, this code knows %d", ErrNewer, version, FormatVersion)
-	}
-	return nil
-}
-
-// checkFormat reads the version, or writes it into a directory that holds
-// nothing foreign.
-func (s *Store) checkFormat() error {
-	err := s.readFormat()
-	if !notExist(err) {
-		return err
-	}
-	entries, err := s.fs.ReadDir(s.dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		switch name := e.Name(); {
-		case name == lockFile, durable.IsTemp(name):
-		default:
-			return fmt.Errorf("the directory holds %q and no %s file: it is no weight store, and only an empty directory becomes one", name, formatFile)
-		}
-	}
-	text := formatPrefix + strconv.Itoa(FormatVersion) + "\n"
-	return durable.WriteFile(s.fs, s.path(formatFile), []byte(text), 0o600)
 }
 
 // removeTemps clears interrupted writes of the version.
