@@ -115,7 +115,6 @@ func TestCoreColdPodWaitsForItsWeightsAndStarts(t *testing.T) {
 	manifest := strings.NewReplacer("one-gpu", "cold", "demo/tiny", "demo/other").Replace(example(t, "one-gpu-sim"))
 	c.apply(t, manifest)
 	p := c.ready(t, "cold", 1)[0]
-	c.told(t, p, "pulling demo/other")
 	if _, share := c.prepared(t, p).device("cold"); share == "" {
 		t.Error("the cold device is shared, and the claim has no share of it")
 	}
