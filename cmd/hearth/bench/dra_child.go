@@ -76,6 +76,7 @@ func driverCommand() *cobra.Command {
 }
 
 func serveDriver(cmd *cobra.Command, addr, dir, cdiDir, api string) (err error) {
+	slog.SetLogLoggerLevel(slog.LevelWarn) // what it says of every claim is not for a bench's reader
 	// No limit of its own: a rate limit of the client would be what is measured.
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: api, QPS: -1})
 	if err != nil {

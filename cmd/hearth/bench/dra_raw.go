@@ -15,7 +15,7 @@ const rawRecord = 2000
 
 // rawCalls makes the files of a call for claims of a shape, with nothing around:
 // what the drive takes for them. It gives the ms of each call, and those of its
-// fsyncs.
+// fsyncs. No file stays.
 func rawCalls(dir, cdi string, s shape, calls int) (whole, syncs []float64, err error) {
 	for range calls {
 		took, waited, err := rawCall(dir, cdi, s)
@@ -40,7 +40,10 @@ func rawCall(dir, cdi string, s shape) (took, waited time.Duration, err error) {
 	defer func() {
 		for i, f := range files {
 			if f != nil {
-				err = errors.Join(err, f.Close(), os.Remove(names[i]), os.RemoveAll(names[i]+".d"))
+				err = errors.Join(err, f.Close(), os.Remove(names[i]), os.RemoveAll(names[i]+".d"), os.Remove(rawCDI(cdi, i)))
+				for j := range requests {
+					err = errors.Join(err, os.Remove(rawCDI(cdi, i, j)))
+				}
 			}
 		}
 	}()
@@ -67,7 +70,7 @@ func rawCall(dir, cdi string, s shape) (took, waited time.Duration, err error) {
 	}
 	waited += time.Since(since)
 	for i, f := range files {
-		if err := replaced(filepath.Join(cdi, fmt.Sprint("raw-", i)), record); err != nil {
+		if err := replaced(rawCDI(cdi, i), record); err != nil {
 			return 0, 0, err
 		}
 		if _, err := f.Write(record); err != nil {
@@ -84,13 +87,16 @@ func rawCall(dir, cdi string, s shape) (took, waited time.Duration, err error) {
 			if err := os.MkdirAll(folder, 0o750); err != nil {
 				return 0, 0, err
 			}
-			if err := errors.Join(replaced(filepath.Join(folder, "metadata.json"), record), replaced(filepath.Join(cdi, fmt.Sprint("raw-", i, "-", j)), record)); err != nil {
+			if err := errors.Join(replaced(filepath.Join(folder, "metadata.json"), record), replaced(rawCDI(cdi, i, j), record)); err != nil {
 				return 0, 0, err
 			}
 		}
 	}
 	return time.Since(begin), waited + again, nil
 }
+
+// rawCDI is the CDI file of a claim, or of one of its requests.
+func rawCDI(dir string, of ...int) string { return filepath.Join(dir, fmt.Sprintf("raw%v", of)) }
 
 // replaced writes a file beside and renames it, as one that is made again after
 // a crash.
