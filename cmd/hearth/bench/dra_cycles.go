@@ -16,10 +16,11 @@ var (
 	draCyclesFull = []int{5000, 10_000, 15_000, 20_000}
 )
 
-// Aims of what a thousand cycles may add, in MiB: of live heap, and of resident
-// memory, which has its own play.
+// Aims of what a thousand cycles may add, in MiB: of live heap, where the order of
+// Unprepares grows in steps until it is full, and of resident memory, which has
+// its own play.
 const (
-	heapAim = 0.25
+	heapAim = 0.5
 	anonAim = 4
 )
 
