@@ -337,3 +337,16 @@ func TestOnlyWhatIsOwedIsShownAfterARestart(t *testing.T) {
 	}
 	r.wantNothing(t)
 }
+
+func TestAnUnprepareReleasesAtOnceWhatTheLedgerDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	if _, err := r.cache.Hold(t.Context(), llama.Digest, "stranger"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.kv.Reserve(t.Context(), stock.Reservation{Claim: "stranger", Namespace: "n", Memory: 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.mustUnprepare(t, "stranger")
+	r.wantNothing(t)
+}
