@@ -396,3 +396,21 @@ func FuzzARecordThatIsReadIsValid(f *testing.F) {
 		}
 	})
 }
+
+func TestASpaceMakesNothingThatItsNamesLeaveOut(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "kv")
+	mustOpen(t, dir, budget)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !slices.Contains(Names(), e.Name()) {
+			t.Errorf("%s would stay when the space is removed", e.Name())
+		}
+	}
+	if len(entries) != len(Names()) {
+		t.Errorf("the space has %d entries, its names are %q", len(entries), Names())
+	}
+}

@@ -37,6 +37,12 @@ const (
 	maxRecordBytes  = 4 << 10
 )
 
+// Names are the entries that a space makes in its directory, all of them, for
+// whoever removes one that nobody serves.
+func Names() []string {
+	return []string{formatFile, lockFile, reservationsDir, claimsDir, trashDir, quarantineDir}
+}
+
 // claimMode lets the container's user write, whichever it is. Nobody else gets
 // that far: the directory above it is 0700, and only a bind mount made by the
 // container runtime leads past that.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -215,5 +216,27 @@ func TestARemovedFileThatNoDigestProvedIsInDoubt(t *testing.T) {
 	}
 	if r.puller.Doubtful(f.SHA256) {
 		t.Error("a proven file is in doubt because it was removed")
+	}
+}
+
+func TestAStoreMakesNothingThatItsNamesLeaveOut(t *testing.T) {
+	t.Parallel()
+	left, _ := killedInMidSegment(t, 1)
+	left.open(t)
+	left.ensure(t)
+	if _, err := OpenClaimLeases(left.store); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(left.store.Dir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !slices.Contains(Names(), e.Name()) {
+			t.Errorf("%s would stay when the store is removed", e.Name())
+		}
+	}
+	if len(entries) != len(Names()) {
+		t.Errorf("the store has %d entries, its names are %q", len(entries), Names())
 	}
 }

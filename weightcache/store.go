@@ -78,6 +78,15 @@ const (
 	quarantineDir = "quarantine"
 )
 
+// Names are the entries that a store makes in its directory, all of them, for
+// whoever removes one that nobody serves.
+func Names() []string {
+	return []string{
+		formatFile, lockFile, filepath.Dir(blobsDir), filepath.Dir(chunksDir), landingDir, refsDir, readyDir,
+		claimsDir, quarantineDir, doubtsFile,
+	}
+}
+
 // Store is the verified bytes of one node. It is safe for concurrent use.
 type Store struct {
 	fs       *settling

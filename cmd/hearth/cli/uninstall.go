@@ -19,8 +19,10 @@ import (
 	"github.com/hearth-dev/hearth/dradriver/ledger"
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/identity"
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
+	"github.com/hearth-dev/hearth/weightcache"
 )
 
 // uninstallFlags are what `hearth uninstall` is told.
@@ -182,8 +184,8 @@ func uninstall(ctx context.Context, config *nodeagent.Config, weights bool) (rem
 		}
 		folders = append(folders,
 			folder{views, []string{"*"}},
-			folder{config.Weights.Dir, []string{"FORMAT", "blobs", "chunks", "landing", "refs", "ready", "claims", "quarantine", "lock"}},
-			folder{config.KV.Dir, []string{"FORMAT", "reservations", "claims", "trash", "quarantine", "lock"}},
+			folder{config.Weights.Dir, weightcache.Names()},
+			folder{config.KV.Dir, kvtier.Names()},
 		)
 	}
 	for _, f := range folders {
