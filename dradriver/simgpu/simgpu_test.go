@@ -129,13 +129,12 @@ deviceNodes: [/dev/null]
 func TestAFileThatIsWrongSaysWhere(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"gpus: [{product: h101, count: 1}]\n":                                          `gpus[0].product: "h101" is none of a100, b200, h100, h200`,
-		"gpus: [{product: h100}]\n":                                                    "gpus[0].count: 0 is not within 1 and 64",
-		"gpus: [{product: h100, count: 65}]\n":                                         "gpus[0].count: 65",
-		"gpus: [{product: h100, cuont: 1}]\n":                                          "did you mean count",
-		"devices: [{pciBusID: 1b:00.0}]\n":                                             "devices[0].pciBusID: want a form like 0000:1b:00.0",
-		"devices: [{pciBusID: \"0000:1b:00.0\"}]\ngpus: [{product: h100, count: 1}]\n": "0000:1b:00.0 stands twice",
-		"devices: [{pciBusID: \"0000:1b:00.0\", uuid: GPU-x}, {pciBusID: \"0000:1c:00.0\", uuid: GPU-x}]\n": "the uuid GPU-x stands twice",
+		"gpus: [{product: h101, count: 1}]\n":                                             `gpus[0].product: "h101" is none of a100, b200, h100, h200`,
+		"gpus: [{product: h100}]\n":                                                       "gpus[0].count: 0 is not within 1 and 64",
+		"gpus: [{product: h100, count: 65}]\n":                                            "gpus[0].count: 65",
+		"gpus: [{product: h100, cuont: 1}]\n":                                             "did you mean count",
+		"devices: [{pciBusID: 1b:00.0}]\n":                                                "devices[0].pciBusID: want a form like 0000:1b:00.0",
+		"devices: [{pciBusID: \"0000:1b:00.0\"}]\ngpus: [{product: h100, count: 1}]\n":    "0000:1b:00.0 stands twice",
 		"deviceNodes: [dev/null]\n":                                                       "deviceNodes[0]: want an absolute path",
 		"nodes: [{name: x, gpus: [{product: h100, count: 99}]}]\n":                        "nodes[0].gpus[0].count: 99",
 		"nodes: [{name: \"[\"}]\n":                                                        "nodes[0].name",
@@ -159,6 +158,19 @@ func TestTheExampleIsReadAndAMissingFileIsNoInvalidOne(t *testing.T) {
 		t.Errorf("got %d GPUs, %v", len(devices), err)
 	}
 	if _, err := simgpu.Load(filepath.Join(t.TempDir(), "x"), "n"); !errors.Is(err, os.ErrNotExist) || errors.Is(err, configfile.ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNoTwoGPUsHaveOneUUID(t *testing.T) {
+	t.Parallel()
+	const text = `
+devices:
+- {pciBusID: "0000:1b:00.0", uuid: GPU-x}
+- {pciBusID: "0000:1c:00.0", uuid: GPU-x}
+`
+	_, err := simgpu.Parse("sim.yaml", []byte(head+text), "x")
+	if !errors.Is(err, configfile.ErrInvalid) || !strings.Contains(err.Error(), "the uuid GPU-x stands twice") {
 		t.Errorf("got %v", err)
 	}
 }
