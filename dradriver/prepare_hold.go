@@ -156,7 +156,10 @@ func (d *Driver) holdWeights(ctx context.Context, asking *asking, p *preparing, 
 			return views, within(r.Request, err)
 		}
 		// It went after it was planned with: its ref says where to get it.
-		w.Pull, w.Deadline = true, d.o.Now().Add(d.deadlineOf(p, r))
+		w.Pull, w.Deadline = true, d.pulls.deadline(p.entry.UID, r.Request)
+		if w.Deadline.IsZero() {
+			w.Deadline = d.o.Now().Add(d.deadlineOf(p, r))
+		}
 		if a, ok := d.seen.all()[WeightsDevice(w.Digest)]; ok {
 			w.Ref = exact(a)
 		}

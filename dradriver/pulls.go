@@ -291,6 +291,18 @@ func (c *opening) gpuSeconds(now time.Time) float64 {
 	return float64(c.gpus) * now.Sub(c.waits).Seconds()
 }
 
+// deadline is that of a pull which goes on; zero: there is none. What the ledger
+// does not keep of it, since the claim was prepared before, is to last until the
+// next call.
+func (o *openings) deadline(uid, request string) time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if c := o.claims[uid]; c != nil && c.pulls[request] != nil && !c.pulls[request].verdict.ready {
+		return c.pulls[request].weight.Deadline
+	}
+	return time.Time{}
+}
+
 // deadlineOf is how long a pull of a request may take.
 func (d *Driver) deadlineOf(p *preparing, r *ledger.Result) time.Duration {
 	for i := range p.entry.Results {

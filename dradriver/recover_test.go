@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -313,6 +314,33 @@ func TestWeightsThatABootTookArePulledAgainBeforeTheAnswer(t *testing.T) {
 		r.mustUnprepare(t, c.UID)
 		r.wantNothing(t)
 	}
+}
+
+func TestThePullOfWhatABootTookHasOneDeadlineHoweverOftenTheKubeletAsks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cache.Offer(vanished.Ref, simstock.Origin{Artifact: vanished})
+	c := wants(vanished)
+	r.prepare(t, c)
+	r.mustPrepare(t, c)
+	r.boot = "boot-2"
+	r.reopen(t)
+	r.seen = newMemory() // its commit is not known
+	if err := r.cache.Lose(vanished.Digest); err != nil {
+		t.Fatal(err)
+	}
+	r.cache.Offer(vanished.Ref, simstock.Origin{Artifact: vanished, Manual: true})
+	for asked := range 30 {
+		if err := r.prepare(t, c).Err; !errors.Is(err, errWaiting) {
+			t.Fatalf("after %d minutes: %v", asked, err)
+		}
+		r.now.add(time.Minute)
+	}
+	if err := r.prepare(t, c).Err; err == nil || errors.Is(err, errWaiting) {
+		t.Errorf("at the deadline: %v", err)
+	}
+	r.mustUnprepare(t, c.UID)
+	r.wantNothing(t)
 }
 
 func TestOnlyWhatIsOwedIsShownAfterARestart(t *testing.T) {
