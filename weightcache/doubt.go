@@ -76,8 +76,8 @@ func (s *Store) Doubtful(sha artifact.Digest) bool {
 // keepDoubts writes the doubts, for the next process. A drive that does not take
 // them takes no new bytes either.
 func (s *Store) keepDoubts() {
-	s.keepingDoubts.Lock()
-	defer s.keepingDoubts.Unlock()
+	s.keepingDoubts <- struct{}{}
+	defer func() { <-s.keepingDoubts }()
 	record := doubtsRecord{Version: doubtsVersion, Boot: s.bootText(), Files: map[string]time.Time{}}
 	s.mu.Lock()
 	for sha, at := range s.doubts {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -238,5 +239,33 @@ func TestAStoreMakesNothingThatItsNamesLeaveOut(t *testing.T) {
 	}
 	if len(entries) != len(Names()) {
 		t.Errorf("the store has %d entries, its names are %q", len(entries), Names())
+	}
+}
+
+func TestADamagedFileIsGivenToNobodyWhileTheDoubtOfItIsWritten(t *testing.T) {
+	t.Parallel()
+	asked := func(string) {}
+	watching := &failFS{durable.OS, func(path string) error { asked(path); return nil }}
+	r := newRig(t, newMemSource(model(1, 2*testSegment)), func(o *Options, _ *PullerOptions) { o.FS = watching })
+	m := r.ensure(t)
+	f, _ := m.File(shard1)
+	written := false
+	asked = func(path string) {
+		if !strings.HasSuffix(path, "-"+doubtsFile) {
+			return
+		}
+		written = true
+		if r.store.has(f.SHA256) || r.store.Ready(m.Digest) || !r.puller.Doubtful(f.SHA256) {
+			t.Error("a damaged file is still given out")
+		}
+		if _, err := os.Lstat(r.store.blobPath(f.SHA256)); err != nil {
+			t.Errorf("its bytes went before the doubt was kept: %v", err)
+		}
+	}
+	if err := r.store.discard(f.SHA256); err != nil {
+		t.Fatal(err)
+	}
+	if !written {
+		t.Error("the doubt was not written")
 	}
 }

@@ -466,10 +466,6 @@ func (s *Store) removeSynced(path string) error {
 // discard takes a damaged file out of the store at once: no reader gets it
 // from here on, and every artifact that has it is no longer Ready.
 func (s *Store) discard(sha artifact.Digest) error {
-	if !s.has(sha) {
-		return nil
-	}
-	s.doubt(sha)
 	s.mu.Lock()
 	if _, found := s.blobs[sha]; !found {
 		s.mu.Unlock()
@@ -478,6 +474,7 @@ func (s *Store) discard(sha artifact.Digest) error {
 	delete(s.blobs, sha)
 	s.bad[sha] = true
 	s.damage[sha]++
+	s.doubtLocked(sha)
 	s.damages++
 	s.removing[sha] = true
 	var holders []artifact.Digest
@@ -489,6 +486,7 @@ func (s *Store) discard(sha artifact.Digest) error {
 	}
 	s.mu.Unlock()
 	s.notify()
+	s.keepDoubts()
 	// The file goes before its links in views: after a crash the store must
 	// not take it for good.
 	var err error

@@ -122,7 +122,7 @@ type Store struct {
 	// published, closed at the end of that.
 	publications  map[artifact.Digest]chan struct{}
 	reserved      int64         // bytes promised to pulls and not allocated yet
-	keepingDoubts sync.Mutex    // held while they are written
+	keepingDoubts chan struct{} // capacity 1: taken while they are written
 	lost          chan struct{} // closed once the directory was found gone
 	lose          sync.Once     // closes lost
 	freed         signal        // fires when removing or evicting shrinks
@@ -179,7 +179,7 @@ func Open(opts Options) (*Store, error) {
 		blobs: map[artifact.Digest]int64{}, partial: map[artifact.Digest]int64{}, landing: map[artifact.Digest]bool{}, lost: make(chan struct{}),
 		bad: map[artifact.Digest]bool{}, damage: map[artifact.Digest]int{}, checks: map[artifact.Digest]time.Time{}, kept: map[artifact.Digest]time.Time{}, removing: map[artifact.Digest]bool{}, orphans: map[artifact.Digest]bool{}, publications: map[artifact.Digest]chan struct{}{},
 		doubts:   map[artifact.Digest]time.Time{},
-		watchers: map[chan struct{}]bool{}, recording: make(chan struct{}, 1), viewPolicy: opts.MayView,
+		watchers: map[chan struct{}]bool{}, recording: make(chan struct{}, 1), keepingDoubts: make(chan struct{}, 1), viewPolicy: opts.MayView,
 	}
 	for _, ref := range opts.Keep {
 		s.keep[ref] = true
