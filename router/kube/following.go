@@ -251,7 +251,12 @@ func (f *following) problem(now time.Time, without string) string {
 	if why == nil && !f.stale.IsZero() && now.Sub(f.stale) >= quietFor {
 		why = fmt.Errorf("no answer for %s", now.Sub(f.stale).Truncate(time.Second))
 	}
-	switch synced := f.informer.HasSynced(); {
+	synced := f.informer.HasSynced()
+	if reading := now.Sub(f.began); why == nil && !synced && reading >= quietFor {
+		// The answer has begun, and some of what there is lacks yet.
+		why = fmt.Errorf("not all has come within %s", reading.Truncate(time.Second))
+	}
+	switch {
 	case why == nil:
 		return ""
 	case !synced:

@@ -108,3 +108,35 @@ func TestASlowAPIServerIsWaitedForAndFollowed(t *testing.T) {
 		}
 	})
 }
+
+// begun is a client whose lists come as watches that begin and bring nothing.
+type begun struct{ kubernetes.Interface }
+
+func (b begun) CoreV1() corev1client.CoreV1Interface { return begunCore{b.Interface.CoreV1()} }
+
+type begunCore struct{ corev1client.CoreV1Interface }
+
+func (c begunCore) Pods(namespace string) corev1client.PodInterface {
+	return begunPods{c.CoreV1Interface.Pods(namespace)}
+}
+
+type begunPods struct{ corev1client.PodInterface }
+
+func (begunPods) Watch(context.Context, metav1.ListOptions) (watch.Interface, error) {
+	return watch.NewFake(), nil
+}
+
+func TestAListThatBeginsAndDoesNotEndIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		o := newTold()
+		c, stop := run(t, Options{Client: begun{fake.NewClientset()}, Namespace: "llm", SetPods: o.setPods, SetNodes: o.setNodes}, poolOf("m", "app=m"))
+		defer stop()
+		time.Sleep(15 * time.Second)
+		synctest.Wait()
+		const want = "were not read yet, pool m has no endpoints: not all has come within 15s"
+		if texts := strings.Join(c.Problems(), "\n"); c.Listed() || !strings.Contains(texts, want) {
+			t.Errorf("it is ready: %t, and says %q, want %q", c.Listed(), texts, want)
+		}
+	})
+}
