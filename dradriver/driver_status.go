@@ -101,12 +101,14 @@ func (d *Driver) statusOf(entry *ledger.Entry) ClaimStatus {
 		if entry.State == ledger.Prepared {
 			artifact.Present = artifact.Size
 		}
-		if opening != nil && entry.State == ledger.Begun {
+		if opening != nil { // it is being prepared, or again what it was before a boot
 			if pull := opening.pulls[w.Request]; pull != nil {
 				artifact.Present, artifact.Size, artifact.Left = pull.progress.Present, pull.progress.Size, pull.progress.Left
 				if !pull.verdict.ready {
-					status.State = ClaimPulling
 					status.Progress = join(status.Progress, pull.verdict.text)
+				}
+				if !pull.verdict.ready && entry.State == ledger.Begun {
+					status.State = ClaimPulling
 				}
 			}
 		}

@@ -316,7 +316,7 @@ func TestWeightsThatABootTookArePulledAgainBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-func TestThePullOfWhatABootTookHasOneDeadlineHoweverOftenTheKubeletAsks(t *testing.T) {
+func TestThePullOfWhatABootTookIsShownAndHasOneDeadlineHoweverOftenTheKubeletAsks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.cache.Offer(vanished.Ref, simstock.Origin{Artifact: vanished})
@@ -330,6 +330,16 @@ func TestThePullOfWhatABootTookHasOneDeadlineHoweverOftenTheKubeletAsks(t *testi
 		t.Fatal(err)
 	}
 	r.cache.Offer(vanished.Ref, simstock.Origin{Artifact: vanished, Manual: true})
+	if err := r.prepare(t, c).Err; !errors.Is(err, errWaiting) {
+		t.Fatal(err)
+	}
+	if err := r.cache.Advance(vanished.Ref, going(vanished, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	r.pulls.poll(t.Context())
+	if has := r.Claims()[0]; has.State != ClaimPrepared || has.Artifacts[0].Present != vanished.Size/3 || !strings.Contains(has.Progress, "about 60 s left") {
+		t.Errorf("it is shown as %+v", has)
+	}
 	for asked := range 30 {
 		if err := r.prepare(t, c).Err; !errors.Is(err, errWaiting) {
 			t.Fatalf("after %d minutes: %v", asked, err)
