@@ -48,7 +48,7 @@ func (s *Store) doubt(files ...artifact.Digest) {
 
 func (s *Store) doubtLocked(sha artifact.Digest) {
 	now := s.now()
-	maps.DeleteFunc(s.doubts, func(_ artifact.Digest, at time.Time) bool { return now.Sub(at) >= doubtFor || now.Before(at) })
+	maps.DeleteFunc(s.doubts, func(_ artifact.Digest, at time.Time) bool { return now.Sub(at) >= doubtFor })
 	if len(s.doubts) >= maxDoubts {
 		var oldest artifact.Digest
 		for file, at := range s.doubts {
@@ -69,8 +69,7 @@ func (s *Store) Doubtful(sha artifact.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at, found := s.doubts[sha]
-	age := s.now().Sub(at)
-	return found && age >= 0 && age < doubtFor
+	return found && s.now().Sub(at) < doubtFor
 }
 
 // keepDoubts writes the doubts, for the next process. A drive that does not take
@@ -80,8 +79,10 @@ func (s *Store) keepDoubts() {
 	defer func() { <-s.keepingDoubts }()
 	record := doubtsRecord{Version: doubtsVersion, Boot: s.bootText(), Files: map[string]time.Time{}}
 	s.mu.Lock()
+	now := s.now()
 	for sha, at := range s.doubts {
-		record.Files[sha.String()] = at.UTC()
+		// By the clock as it is set now, which the next process goes by.
+		record.Files[sha.String()] = now.Add(-now.Sub(at)).UTC()
 	}
 	s.mu.Unlock()
 	data, err := json.Marshal(record)
@@ -116,15 +117,16 @@ func (s *Store) loadDoubts(lost []artifact.Digest) {
 		if err != nil || now.Sub(at) >= doubtFor {
 			continue
 		}
-		if now.Before(at) {
-			at = now // the clock went back; from here it counts anew
-		}
-		s.doubts[sha] = at
+		// A clock that went back counts anew from here. One that is set while this
+		// process runs changes nothing: what follows from now has its monotonic time.
+		s.doubts[sha] = now.Add(-max(0, now.Sub(at)))
 	}
 	if record.Boot == "" || record.Boot != s.bootText() {
 		for _, r := range s.artifacts {
 			for _, f := range s.missingLocked(r.m) {
-				lost = append(lost, f.SHA256)
+				if f.Size > minSegment { // of others nothing is given out unproven
+					lost = append(lost, f.SHA256)
+				}
 			}
 		}
 	}
