@@ -31,7 +31,7 @@ func removeIfNamed(path string) error {
 // replaceFile makes a file data whole, unsynced. Callers have the file to
 // themselves.
 func replaceFile(name string, data []byte, perm os.FileMode) error {
-	temp := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
+	temp := metadataTemp(name)
 	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, perm)
 	if err != nil {
 		return err
@@ -44,4 +44,9 @@ func replaceFile(name string, data []byte, perm os.FileMode) error {
 		return errors.Join(err, os.Remove(temp))
 	}
 	return nil
+}
+
+// metadataTemp is the path at which a file is written before it is renamed.
+func metadataTemp(name string) string {
+	return filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
 }

@@ -31,10 +31,13 @@ func (d *Driver) sweepMetadata(ctx context.Context) error {
 		return nil
 	}
 	specs, err := filepath.Glob(filepath.Join(d.o.CDIDir, Name+"_metadata_*.json"))
-	errs := []error{err}
-	for _, spec := range specs {
+	// What a killed process was writing.
+	torn, tornErr := filepath.Glob(metadataTemp(filepath.Join(d.o.CDIDir, Name+"_metadata_*.json")))
+	errs := []error{err, tornErr}
+	for _, spec := range append(specs, torn...) {
 		// <driver>_metadata_<claim UID>_<request>.json; neither has an underscore.
-		uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(spec), Name+"_metadata_"), "_")
+		name := strings.TrimPrefix(filepath.Base(spec), ".")
+		uid, _, _ := strings.Cut(strings.TrimPrefix(name, Name+"_metadata_"), "_")
 		errs = append(errs, d.removeUnless(ctx, uid, spec, d.live))
 	}
 	folders, err := os.ReadDir(filepath.Join(d.o.PluginDir, metadataFolder))
