@@ -110,6 +110,10 @@ func (s *Store) loadDoubts(lost []artifact.Digest) {
 	record, err := s.readDoubts()
 	if err != nil && !notExist(err) {
 		s.log.Error("cannot read which files are in doubt: all that are unfinished count as such", slog.Any("error", err))
+		// A folder in its place would keep every later doubt off the drive.
+		if err := s.quarantine(s.path(doubtsFile)); err != nil {
+			s.log.Error("cannot put aside which files are in doubt", slog.Any("error", err))
+		}
 	}
 	now := s.now()
 	for file, at := range record.Files {

@@ -3,6 +3,8 @@ package weightcache
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -55,5 +57,26 @@ func TestManyUnfinishedFilesOfWhichNothingIsGivenTakeNoPlaceAmongTheDoubts(t *te
 	}
 	if small := m.Files[0]; r.puller.Doubtful(small.SHA256) {
 		t.Errorf("%s, of which nobody was given a byte unproven, is in doubt", small.Path)
+	}
+}
+
+func TestDoubtsAreKeptAlsoWhereAFolderStoodInTheirPlace(t *testing.T) {
+	t.Parallel()
+	left, shard := killedInMidSegment(t, 1)
+	path := filepath.Join(left.dir, "weights", doubtsFile)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(path, "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	left.open(t)
+	if !left.puller.Doubtful(shard.SHA256) {
+		t.Error("bytes of which nothing is known are not in doubt")
+	}
+	checkFlat(t, left, left.ensure(t))
+	left.reopen(t)
+	if !left.puller.Doubtful(shard.SHA256) {
+		t.Error("a restart forgot that wrong bytes were given out")
 	}
 }
