@@ -30,6 +30,7 @@ type told struct {
 	err        error
 	asking     chan struct{} // where set, Claim tells here that it was asked
 	answering  chan struct{} // and waits here
+	takes      time.Duration // of each answer
 }
 
 func (c *told) Event(on Object, _ bool, reason, text string) {
@@ -55,6 +56,13 @@ func (c *told) Claim(ctx context.Context, claim Object) (ClaimState, error) {
 		c.asking <- struct{}{}
 		select {
 		case <-c.answering:
+		case <-ctx.Done():
+			return ClaimState{}, ctx.Err()
+		}
+	}
+	if c.takes > 0 {
+		select {
+		case <-time.After(c.takes):
 		case <-ctx.Done():
 			return ClaimState{}, ctx.Err()
 		}

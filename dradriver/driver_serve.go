@@ -235,7 +235,9 @@ func (s *service) check(ctx context.Context, before string) (lost string, err er
 		s.d.o.Log.Info("the kubelet's way to the driver is there again")
 		s.d.presence.awaits("no kubelet has registered the driver since its sockets were made again: does it run?")
 		return "", nil
-	case errors.Is(err, ErrUnmounted):
+	case errors.Is(err, ErrUnmounted), errors.Is(err, ErrServed) && err.Error() == before:
+		// Another agent took the node and stays: what this process publishes must
+		// not stand beside what that one does.
 		return "", err
 	case err.Error() != lost:
 		lost = err.Error()

@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/hearth-dev/hearth/dradriver/cdi"
 	"github.com/hearth-dev/hearth/dradriver/ledger"
@@ -18,8 +22,14 @@ import (
 // turn, which a Prepare that waits for weights may have for defaultPullWait.
 const recoverTimeout = 40 * time.Second
 
-// stateTimeout bounds a question to the API server.
-const stateTimeout = 10 * time.Second
+const (
+	// stateTimeout bounds a question to the API server, which may be slow.
+	stateTimeout = 30 * time.Second
+	// askTimeout bounds those of one recovery.
+	askTimeout = 2 * time.Minute
+	// maxAsked bounds those at once.
+	maxAsked = 8
+)
 
 // Restore makes the CDI folder what the ledger says: the folder is often in
 // memory and does not outlive a boot. Run does it before the kubelet is
@@ -94,20 +104,7 @@ func (d *Driver) Recover(ctx context.Context) error {
 	// is known by the time it is looked for.
 	held, err := d.heldBy(ctx)
 	errs = append(errs, err)
-	answers := true
-	for _, entry := range d.o.Ledger.Entries() {
-		var state ClaimState
-		if answers {
-			state, answers = d.ask(ctx, &entry)
-		}
-		gone := answers && unwanted(&entry, state, d.o.Ledger.BootID())
-		if entry.State == ledger.Begun && !gone {
-			continue // its Prepare goes on with it, and may have its turn for long
-		}
-		errs = append(errs, d.inTurn(ctx, entry.UID, func(ctx context.Context, uid string) error {
-			return d.recoverClaim(ctx, &entry, state, gone)
-		}))
-	}
+	// What needs nobody's answer comes first.
 	for _, uid := range d.owed.all() {
 		errs = append(errs, d.inTurn(ctx, uid, d.recoverOwed))
 	}
@@ -115,6 +112,21 @@ func (d *Driver) Recover(ctx context.Context) error {
 		if !d.live(uid) {
 			errs = append(errs, d.inTurn(ctx, uid, d.recoverUnknown))
 		}
+	}
+	entries := d.o.Ledger.Entries()
+	states := d.askAll(ctx, entries)
+	for i := range entries {
+		entry, state := &entries[i], states[i]
+		gone := state != nil && unwanted(entry, *state, d.o.Ledger.BootID())
+		if entry.State == ledger.Begun && !gone {
+			continue // its Prepare goes on with it, and may have its turn for long
+		}
+		if state == nil {
+			state = &ClaimState{}
+		}
+		errs = append(errs, d.inTurn(ctx, entry.UID, func(ctx context.Context, uid string) error {
+			return d.recoverClaim(ctx, entry, *state, gone)
+		}))
 	}
 	errs = append(errs, d.sweepSpecs(ctx), d.sweepMetadata(ctx), d.o.Ledger.Sweep(ctx))
 	return errors.Join(errs...)
@@ -185,17 +197,42 @@ func (d *Driver) recoverClaim(ctx context.Context, asked *ledger.Entry, state Cl
 	return d.restore(ctx, entry, state)
 }
 
-// ask asks the API server for a claim. answers is false where it did not answer;
-// then the claim stays what it is. Nobody waits for a turn meanwhile.
-func (d *Driver) ask(ctx context.Context, entry *ledger.Entry) (state ClaimState, answers bool) {
+// askAll asks the API server for claims, maxAsked at once; nil is for those that
+// it did not answer for, which stay what they are. After one of them, or past
+// askTimeout, no more are asked. The order is another one each time, so that a
+// slow server answers for each in the end. Nobody waits for a turn meanwhile.
+func (d *Driver) askAll(ctx context.Context, entries []ledger.Entry) []*ClaimState {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	states := make([]*ClaimState, len(entries))
+	var silent atomic.Bool
+	var group errgroup.Group
+	group.SetLimit(maxAsked)
+	for _, i := range rand.Perm(len(entries)) {
+		group.Go(func() error {
+			if silent.Load() || ctx.Err() != nil {
+				return nil
+			}
+			if states[i] = d.ask(ctx, &entries[i]); states[i] == nil {
+				silent.Store(true)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return states
+}
+
+// ask asks the API server for a claim; nil is no answer.
+func (d *Driver) ask(ctx context.Context, entry *ledger.Entry) *ClaimState {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	state, err := d.o.Cluster.Claim(ctx, Object{Kind: "ResourceClaim", Namespace: entry.Namespace, Name: entry.Name, UID: entry.UID})
 	if err != nil {
 		d.o.Log.Debug("a claim cannot be asked for", slog.String("claim", entry.UID), slog.Any("error", err))
-		return ClaimState{}, false
+		return nil
 	}
-	return state, true
+	return &state
 }
 
 // unwanted reports whether a claim that was begun, or was prepared before the

@@ -2,11 +2,13 @@ package dradriver
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -120,6 +122,36 @@ func TestAQuestionToTheAPIServerKeepsNoClaimWaiting(t *testing.T) {
 	r.cluster.asking = nil
 	r.mustUnprepare(t, c.UID)
 	r.wantNothing(t)
+}
+
+func TestRecoverHearsASlowAPIServerAndWaitsForItWithWhatNeedsNoAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		const claims = 12
+		for i := range claims {
+			r.mustPrepare(t, withUID(allocated(weightsResult("model", llama)), "llm", fmt.Sprint("c", i)))
+		}
+		r.boot = "boot-2"
+		r.reopen(t)
+		if _, err := r.cache.Hold(t.Context(), llama.Digest, "stranger"); err != nil {
+			t.Fatal(err)
+		}
+		for i := range claims {
+			r.cluster.states[fmt.Sprint("uid-c", i)] = ClaimState{}
+		}
+		r.cluster.takes = 20 * time.Second
+		done := make(chan error, 1)
+		go func() { done <- r.Recover(t.Context()) }()
+		time.Sleep(time.Second)
+		if held, err := r.heldBy(t.Context()); err != nil || slices.Contains(held, "stranger") {
+			t.Errorf("after 1 s held by %v, %v; what nobody knows waits for no answer", held, err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		r.wantNothing(t)
+	})
 }
 
 func TestRecoverLeavesAPreparedClaimOfThisBootToTheKubelet(t *testing.T) {

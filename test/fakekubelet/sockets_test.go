@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -157,5 +158,42 @@ func TestASecondAgentOfANodeRefusesAndTakesNothingFromTheFirst(t *testing.T) {
 			}
 			unprepared(t, r.kubelet, c)
 		})
+	}
+}
+
+func TestADriverWhoseNodeAnotherAgentTookMeanwhileEnds(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	b, err := m.build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.ledger.Close() }()
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { ended <- b.Run(ctx) }()
+	kubelet := m.register(t)
+	defer func() { _ = kubelet.Close() }()
+	// The folders go, and another agent is the first to serve those made again.
+	plugin, registry := filepath.Join(m.dir, "plugin"), filepath.Join(m.dir, "reg")
+	if err := errors.Join(os.RemoveAll(plugin), os.RemoveAll(registry)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the driver to say so", func() bool { ok, why := b.Registered(); return !ok && strings.Contains(why, registry) })
+	fresh := filepath.Join(m.dir, "fresh")
+	if err := os.Mkdir(fresh, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	other, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(fresh, dradriver.Name+"-reg.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	if err := os.Rename(fresh, registry); err != nil {
+		t.Fatal(err)
+	}
+	if err := within(t, "the first driver to end", ended); !errors.Is(err, dradriver.ErrServed) {
+		t.Errorf("it ended with %v", err)
 	}
 }
