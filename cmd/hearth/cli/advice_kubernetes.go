@@ -19,8 +19,8 @@ func kubernetesAdvice(c *nodeagent.Config) []string {
 		}
 	}
 	k := c.Kubernetes
-	if !k.Enabled {
-		return odd
+	if !k.Enabled || !slices.Contains(c.Roles, nodeagent.RoleControl) {
+		return odd // the data role alone has nothing to do with the kubelet
 	}
 	if len(k.Devices) == 0 {
 		odd = append(odd, "kubernetes.devices: is empty, so this node publishes nothing; want some of gpus, weights, kv")

@@ -61,6 +61,6 @@ func TestStatusShowsANodeWhoseDataRoleHangsOrIsGone(t *testing.T) {
 			t.Errorf("with a data role that hangs (%t) it ended with %d: %s", hangs, code, out)
 		}
 		_ = server.Close()
-		<-done // it says that it was closed
+		_ = <-done // it says that it was closed
 	}
 }

@@ -83,7 +83,7 @@ is shown alone, and not beside what a 'hearth up' runs.`,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var said statusAnswer
 			var failure, none error
-			router := &target{notes: a.Err}
+			router := &target{notes: a.Err, tls: a.tls}
 			a.oneWorld(command.Context(), router)
 			said.Nodes, failure, none = a.readNodes(command.Context())
 			router.up = a.up

@@ -117,6 +117,10 @@ func TestAnAdminListenerUnderCertificatesIsAskedWithOnes(t *testing.T) {
 	if _, complaint, code := hearth(t, "nodes", "--addr", addr, "--tls-cert", own.Cert); code != terminal.ExitUsage || !strings.Contains(complaint, "want all of --tls-cert") {
 		t.Errorf("with half of them: status %d: %s", code, complaint)
 	}
+	t.Setenv(envRouter, "https://"+addr) // an agent's: what counts is whether its certificate is checked by --tls-ca
+	if _, complaint, code := hearth(t, "status", "--tls-cert", own.Cert, "--tls-key", own.Key, "--tls-ca", own.CA); code == terminal.ExitOK || !strings.Contains(complaint, "another role") {
+		t.Errorf("a router by the flags: status %d: %s", code, complaint)
+	}
 	wrong := files(identity.RoleRouter)
 	t.Setenv(envCert, wrong.Cert)
 	t.Setenv(envKey, wrong.Key)
