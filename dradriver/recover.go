@@ -210,10 +210,10 @@ func (d *Driver) askAll(ctx context.Context, entries []ledger.Entry) []*ClaimSta
 	group.SetLimit(maxAsked)
 	for _, i := range rand.Perm(len(entries)) {
 		group.Go(func() error {
-			if silent.Load() || ctx.Err() != nil {
-				return nil
+			if !silent.Load() {
+				states[i] = d.ask(ctx, &entries[i])
 			}
-			if states[i] = d.ask(ctx, &entries[i]); states[i] == nil {
+			if states[i] == nil {
 				silent.Store(true)
 			}
 			return nil
