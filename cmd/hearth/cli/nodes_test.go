@@ -61,6 +61,8 @@ func TestStatusShowsANodeWhoseDataRoleHangsOrIsGone(t *testing.T) {
 			t.Errorf("with a data role that hangs (%t) it ended with %d: %s", hangs, code, out)
 		}
 		_ = server.Close()
-		_ = <-done // it says that it was closed
+		if err := <-done; err == nil {
+			t.Error("the agent's listener ended by itself")
+		}
 	}
 }
