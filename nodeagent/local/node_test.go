@@ -155,7 +155,7 @@ func (n *node) start() {
 		for _, end := range ends {
 			end()
 		}
-		n.must(errors.Join(space.Close(), n.store.Close()))
+		n.must(errors.Join(n.puller.Wait(context.WithoutCancel(ctx)), space.Close(), n.store.Close()))
 	}
 }
 
