@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
@@ -104,11 +105,20 @@ func (a *Agent) newSource(s Source) (source.Source, error) {
 	})
 }
 
-// Close gives the stores back. Run does it itself.
+// pullsLimit is how long Close waits for pulls to put away what has landed.
+const pullsLimit = 5 * time.Second
+
+// Close gives the stores back, once no pull writes into them any more. Run does
+// it itself.
 func (a *Agent) Close() error {
 	var err error
+	if a.puller != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), pullsLimit)
+		defer cancel()
+		err = a.puller.Wait(ctx)
+	}
 	if a.space != nil {
-		err = a.space.Close()
+		err = errors.Join(err, a.space.Close())
 	}
 	if a.store != nil {
 		err = errors.Join(err, a.store.Close())
