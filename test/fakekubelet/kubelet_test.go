@@ -519,3 +519,31 @@ func TestTheKubeletReadsTheHealthOfTheGPUs(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAClaimMayHaveAnotherDriversGPUsAndOurWeightsAndKVSpace(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	r := m.start(t)
+	ours := full("a")
+	m.api.Put(ours)
+	prepared(t, r.kubelet, ours)
+	// The other driver's device is named as one of ours that is taken, and its
+	// configuration is not for us to read.
+	theirs := gpu("gpus", 0)
+	theirs.Driver = "gpu.nvidia.com"
+	c := claim("b", theirs, weights("model", "share-w-b"), kvSpace("kv", "share-k-b", "8Gi"))
+	says(c, resourceapi.AllocationConfigSourceClaim, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing"}}`, "gpus")
+	c.Status.Allocation.Devices.Config[0].Opaque.Driver = theirs.Driver
+	m.api.Put(c)
+	var devices []string
+	for _, d := range prepared(t, r.kubelet, c)[string(c.UID)].Devices {
+		devices = append(devices, d.Pool+"/"+d.Name)
+	}
+	slices.Sort(devices)
+	if len(devices) != 2 || !strings.HasSuffix(devices[0], "/kv/kv") || !strings.Contains(devices[1], "/weights/w-") {
+		t.Errorf("we answered for %q, want the weights and the KV space alone", devices)
+	}
+	unprepared(t, r.kubelet, c)
+	unprepared(t, r.kubelet, ours)
+	m.wantNothingLeft(t, r.ledger)
+}
