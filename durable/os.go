@@ -126,7 +126,8 @@ func (f *OSFile) call(op string, do func(fd int) error) error {
 	}
 	var callErr error
 	if err := conn.Control(func(fd uintptr) { callErr = retry(func() error { return do(int(fd)) }) }); err != nil {
-		return &fs.PathError{Op: op, Path: f.Name(), Err: err}
+		// Control fails where the file is closed, and names no error for it.
+		return &fs.PathError{Op: op, Path: f.Name(), Err: fs.ErrClosed}
 	}
 	if callErr != nil {
 		return &fs.PathError{Op: op, Path: f.Name(), Err: callErr}

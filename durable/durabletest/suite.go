@@ -1,12 +1,17 @@
 package durabletest
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hearth-dev/hearth/durable"
 )
@@ -33,6 +38,9 @@ func Suite(t *testing.T, open func(t *testing.T) (durable.FS, string)) {
 	run("AbsentFilesAreNotExist", checkAbsent)
 	run("RemoveAllRemovesATree", checkRemoveAll)
 	run("AnOpenFileOutlivesItsName", checkUnlinked)
+	run("SeveralBuffersAreReadAndWrittenAsOneRange", checkVectored)
+	run("ManyBuffersAreReadAndWrittenAsOneRange", checkManyBuffers)
+	run("AFileOpenedForDirectAccessHoldsWhatWasWritten", checkDirect)
 }
 
 func must(t *testing.T, err error) {
@@ -230,6 +238,120 @@ func checkUnlinked(t *testing.T, fsys durable.FS, dir string) {
 	must(t, err)
 	if string(data) != "abc" {
 		t.Errorf("content %q", data)
+	}
+	must(t, f.Close())
+}
+
+func checkVectored(t *testing.T, fsys durable.FS, dir string) {
+	path := filepath.Join(dir, "a")
+	f, err := fsys.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	must(t, err)
+	parts := [][]byte{nil, []byte("hea"), {}, []byte("d and"), []byte(" body")}
+	given := slices.Clone(parts)
+	if n, err := durable.WriteVAt(f, parts, 3); n != 13 || err != nil {
+		t.Fatalf("wrote %d, %v", n, err)
+	}
+	if !slices.EqualFunc(parts, given, bytes.Equal) {
+		t.Errorf("the list of buffers became %q", parts)
+	}
+	if got := read(t, fsys, path); got != "\x00\x00\x00head and body" {
+		t.Errorf("content %q", got)
+	}
+	for _, c := range []struct {
+		off   int64
+		sizes []int
+		want  string
+		err   error
+	}{
+		{3, []int{4, 0, 9}, "head and body", nil},
+		{0, []int{1, 2, 4}, "\x00\x00\x00head", nil},
+		{12, []int{2, 2}, "body", nil},
+		{12, []int{2, 3}, "body", io.ErrUnexpectedEOF},
+		{12, []int{4, 1, 7}, "body", io.ErrUnexpectedEOF},
+		{16, []int{1, 1}, "", io.EOF},
+		{4096, []int{0, 1}, "", io.EOF},
+		{16, []int{0, 0}, "", nil},
+		{16, nil, "", nil},
+	} {
+		var bufs [][]byte
+		for _, size := range c.sizes {
+			bufs = append(bufs, make([]byte, size))
+		}
+		n, err := durable.ReadVAt(f, bufs, c.off)
+		got := bytes.Join(bufs, nil)[:n]
+		if string(got) != c.want || !errors.Is(err, c.err) {
+			t.Errorf("%v from %d on: %q, %v, want %q, %v", c.sizes, c.off, got, err, c.want, c.err)
+		}
+	}
+	_, readErr := durable.ReadVAt(f, [][]byte{{0}}, -1)
+	_, writeErr := durable.WriteVAt(f, [][]byte{{0}}, -1)
+	if readErr == nil || writeErr == nil {
+		t.Errorf("before the file's begin: %v, %v", readErr, writeErr)
+	}
+	must(t, f.Close())
+	_, readErr = durable.ReadVAt(f, [][]byte{{0}}, 0)
+	_, writeErr = durable.WriteVAt(f, [][]byte{{0}}, 0)
+	if !errors.Is(readErr, fs.ErrClosed) || !errors.Is(writeErr, fs.ErrClosed) {
+		t.Errorf("a closed file: %v, %v, want ErrClosed", readErr, writeErr)
+	}
+}
+
+func checkManyBuffers(t *testing.T, fsys durable.FS, dir string) {
+	path := filepath.Join(dir, "a")
+	f, err := fsys.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	must(t, err)
+	// More than a kernel takes at once, the first of them empty.
+	var bufs [][]byte
+	for range 1500 {
+		bufs = append(bufs, []byte{})
+	}
+	for i := range 2500 {
+		bufs = append(bufs, []byte{byte(i), byte(i >> 8)}[:1+i%2])
+	}
+	want := bytes.Join(bufs, nil)
+	if n, err := durable.WriteVAt(f, bufs, 0); n != len(want) || err != nil {
+		t.Fatalf("wrote %d of %d, %v", n, len(want), err)
+	}
+	for _, b := range bufs {
+		clear(b)
+	}
+	n, err := durable.ReadVAt(f, bufs, 0)
+	if n != len(want) || err != nil || !bytes.Equal(bytes.Join(bufs, nil), want) {
+		t.Errorf("read %d of %d, %v", n, len(want), err)
+	}
+	must(t, f.Close())
+}
+
+// checkDirect uses O_DIRECT as its callers do: a file system that refuses it at
+// open gets a plain file.
+func checkDirect(t *testing.T, fsys durable.FS, dir string) {
+	path := filepath.Join(dir, "a")
+	f, err := fsys.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_DIRECT, 0o600)
+	if errors.Is(err, syscall.EINVAL) {
+		f, err = fsys.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	}
+	must(t, err)
+	memory, err := unix.Mmap(-1, 0, 4*PageSector, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	must(t, err)
+	defer func() { must(t, unix.Munmap(memory)) }()
+	out, in := memory[:2*PageSector], memory[2*PageSector:]
+	for i := range out {
+		out[i] = byte(i / 7)
+	}
+	must(t, f.Allocate(4*PageSector))
+	if n, err := durable.WriteVAt(f, [][]byte{out[:PageSector], out[PageSector:]}, PageSector); n != len(out) || err != nil {
+		t.Fatalf("wrote %d, %v", n, err)
+	}
+	must(t, f.Datasync())
+	if n, err := durable.ReadVAt(f, [][]byte{in[:PageSector], in[PageSector:]}, PageSector); n != len(in) || err != nil || !bytes.Equal(in, out) {
+		t.Errorf("read %d, %v", n, err)
+	}
+	// Where the file ends within a sector, so does the read.
+	must(t, f.Truncate(2*PageSector+100))
+	clear(in)
+	n, err := durable.ReadVAt(f, [][]byte{in[:PageSector], in[PageSector:]}, PageSector)
+	if n != PageSector+100 || !errors.Is(err, io.ErrUnexpectedEOF) || !bytes.Equal(in[:n], out[:n]) {
+		t.Errorf("read %d, %v, want %d and the end", n, err, PageSector+100)
 	}
 	must(t, f.Close())
 }
