@@ -72,7 +72,47 @@ func (x *Index) at(id ID) *entry { return &x.steps[id>>stepBits][id&stepMask] }
 // Find gives the entry of a fingerprint, 0 where there is none. An entry may
 // stand for a block that is on no tier: as the parent of others.
 func (x *Index) Find(p Print) ID {
-	return x.table.find(p, func(id ID) bool { return x.at(id).print == p })
+	s := x.table.part(p)
+	mask := len(s.slots) - 1
+	if mask < 0 {
+		return 0
+	}
+	for i := int(p[1]) & mask; ; i = (i + 1) & mask {
+		slot := s.slots[i]
+		if slot == 0 {
+			return 0
+		}
+		if id := ID(uint32(slot)); uint32(slot>>32) == p[1] && x.at(id).print == p {
+			return id
+		}
+	}
+}
+
+// FindAll is Find for many: ids[i] is for prints[i]. It asks the memory for all
+// of them before it needs the first, and is several times faster than as many
+// calls of Find where the index is larger than the processor's caches.
+func (x *Index) FindAll(prints []Print, ids []ID) {
+	const batch = 32
+	var slots [batch]uint64
+	for len(prints) > 0 {
+		n := min(batch, len(prints))
+		for i, p := range prints[:n] {
+			slots[i] = x.table.first(p)
+		}
+		for i, p := range prints[:n] {
+			ids[i] = 0
+			if slot := slots[i]; slot != 0 {
+				// Nearly always the first slot is the right one, and else the way is
+				// walked again.
+				if id := ID(uint32(slot)); uint32(slot>>32) == p[1] && x.at(id).print == p {
+					ids[i] = id
+				} else {
+					ids[i] = x.Find(p)
+				}
+			}
+		}
+		prints, ids = prints[n:], ids[n:]
+	}
 }
 
 // Add makes the entry of a block that has none yet. parent is the block that
@@ -121,11 +161,18 @@ func (x *Index) Drop(id ID) {
 // Len is the number of entries.
 func (x *Index) Len() int { return x.count }
 
-// Print, Space, Size and Parent tell of an entry.
-func (x *Index) Print(id ID) Print  { return x.at(id).print }
+// Print is the fingerprint of an entry.
+func (x *Index) Print(id ID) Print { return x.at(id).print }
+
+// Space is the tenant's number of the entry's namespace.
 func (x *Index) Space(id ID) uint16 { return x.at(id).space }
-func (x *Index) Size(id ID) int     { return int(x.at(id).size & sizeMask) }
-func (x *Index) Parent(id ID) ID    { return x.at(id).parent }
+
+// Size is the length of the block in bytes.
+func (x *Index) Size(id ID) int { return int(x.at(id).size & sizeMask) }
+
+// Parent is the entry of the block before it in its prefix, 0 where none is
+// known.
+func (x *Index) Parent(id ID) ID { return x.at(id).parent }
 
 // HasChildren says whether blocks that were computed from this one are known.
 func (x *Index) HasChildren(id ID) bool { return x.at(id).children > 0 }

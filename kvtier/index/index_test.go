@@ -290,3 +290,44 @@ func BenchmarkFind(b *testing.B) {
 		}
 	}
 }
+
+func TestFindAllFindsWhatFindFinds(t *testing.T) {
+	t.Parallel()
+	x := New()
+	for n := range 10_000 {
+		x.SetLoc(x.Add(printOf(n), 0, 1, 0), 1)
+	}
+	random := rand.New(rand.NewPCG(3, 3))
+	prints := make([]Print, 1000)
+	for i := range prints {
+		prints[i] = printOf(random.IntN(20_000))
+	}
+	ids := make([]ID, len(prints))
+	x.FindAll(prints, ids)
+	for i, p := range prints {
+		if want := x.Find(p); ids[i] != want {
+			t.Fatalf("found %d for print %d, want %d", ids[i], i, want)
+		}
+	}
+}
+
+func BenchmarkFindAll(b *testing.B) {
+	x := New()
+	const n = 1 << 20
+	for i := range n {
+		x.SetLoc(x.Add(printOf(i), 0, 2<<20, 0), uint64(i)+1)
+	}
+	random := rand.New(rand.NewPCG(1, 1))
+	keys := make([]block.Key, 1<<16)
+	for i := range keys {
+		keys[i] = key(random.IntN(n))
+	}
+	prints, ids := make([]Print, 64), make([]ID, 64)
+	for i := 0; b.Loop(); i++ {
+		for j := range prints {
+			prints[j] = PrintOf(7, 0, keys[(i*64+j)&(1<<16-1)])
+		}
+		x.FindAll(prints, ids)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/64, "ns/lookup")
+}

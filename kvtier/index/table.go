@@ -25,22 +25,24 @@ func full(used, n int) bool { return used >= n-n/10-1 }
 
 func (t *table) part(p Print) *part { return &t.parts[p[0]%parts] }
 
-// find gives the entry for which same holds among those whose slot agrees.
-func (t *table) find(p Print, same func(ID) bool) ID {
+// first is what stands at a fingerprint's own place, or at the next one that
+// agrees with it within the same line of the cache; 0 where it is not there.
+func (t *table) first(p Print) uint64 {
 	s := t.part(p)
 	mask := len(s.slots) - 1
 	if mask < 0 {
 		return 0
 	}
-	for i := int(p[1]) & mask; ; i = (i + 1) & mask {
-		slot := s.slots[i]
-		if slot == 0 {
-			return 0
+	i := int(p[1]) & mask
+	slot := s.slots[i]
+	for range 4 {
+		if slot == 0 || uint32(slot>>32) == p[1] {
+			return slot
 		}
-		if uint32(slot>>32) == p[1] && same(ID(uint32(slot))) {
-			return ID(uint32(slot))
-		}
+		i = (i + 1) & mask
+		slot = s.slots[i]
 	}
+	return slot
 }
 
 // add puts in an entry that is not there.
