@@ -1,0 +1,144 @@
+package arena
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// regionSize is how much of the file a class has, in bytes. The file is sparse:
+// what no slot has touched is not there.
+const regionSize = 1 << 44
+
+func regionOf(class int) int64 { return int64(class) * regionSize }
+
+// memory is the memfd.
+type memory struct{ fd int }
+
+func newMemory(classes int) (*memory, error) {
+	// Where the kernel can, nobody may ever run what is in it.
+	fd, err := unix.MemfdCreate("hearth-kv", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = unix.MemfdCreate("hearth-kv", unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make memfd: %w", err)
+	}
+	m := &memory{fd: fd}
+	if err := retry(func() error { return unix.Ftruncate(fd, regionOf(classes)) }); err != nil {
+		return nil, errors.Join(fmt.Errorf("set length of memfd: %w", err), m.close())
+	}
+	return m, nil
+}
+
+// mapped gives addresses of a range of the file.
+func (m *memory) mapped(off, size int64, huge bool) ([]byte, error) {
+	data, err := unix.Mmap(m.fd, off, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes of memfd: %w", size, err)
+	}
+	// A dump of the process is to hold no block, and to end before next week.
+	errs := []error{unix.Madvise(data, unix.MADV_DONTDUMP)}
+	// Plain pages even where the kernel gives huge ones to all: what a slot costs
+	// is what it holds. A kernel that knows no huge pages refuses both.
+	advice := unix.MADV_NOHUGEPAGE
+	if huge {
+		advice = unix.MADV_HUGEPAGE
+	}
+	if err := unix.Madvise(data, advice); !errors.Is(err, unix.EINVAL) {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, errors.Join(fmt.Errorf("advise about memfd: %w", err), unmap(data))
+	}
+	return data, nil
+}
+
+func unmap(data []byte) error {
+	if err := unix.Munmap(data); err != nil {
+		return fmt.Errorf("unmap memfd: %w", err)
+	}
+	return nil
+}
+
+// punch gives a range's memory back to the kernel.
+func (m *memory) punch(off, size int64) error {
+	err := retry(func() error {
+		return unix.Fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, size)
+	})
+	if err != nil {
+		return fmt.Errorf("punch hole into memfd: %w", err)
+	}
+	return nil
+}
+
+// resident is how many bytes the kernel holds for the file.
+func (m *memory) resident() (int64, error) {
+	var st unix.Stat_t
+	if err := retry(func() error { return unix.Fstat(m.fd, &st) }); err != nil {
+		return 0, fmt.Errorf("stat memfd: %w", err)
+	}
+	return st.Blocks * 512, nil
+}
+
+func (m *memory) close() error {
+	if err := unix.Close(m.fd); err != nil {
+		return fmt.Errorf("close memfd: %w", err)
+	}
+	return nil
+}
+
+// retry repeats a call that a signal interrupted.
+func retry(do func() error) error {
+	for {
+		if err := do(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// hugePageSettings is where the kernel says who gets huge pages.
+const hugePageSettings = "/sys/kernel/mm/transparent_hugepage"
+
+// grantsHugePages reports whether the kernel gives pages of 2 MiB of a memfd to
+// those who ask with madvise. Kernels since 6.10 have a setting for each size
+// besides the general one.
+func grantsHugePages(settings string) bool {
+	size, err := strconv.Atoi(strings.TrimSpace(readSetting(settings, "hpage_pmd_size")))
+	if err != nil || size != hugePage {
+		return false
+	}
+	general := chosen(readSetting(settings, "shmem_enabled"))
+	ofSize := chosen(readSetting(settings, "hugepages-2048kB/shmem_enabled"))
+	if general == "deny" || general == "force" {
+		ofSize = "inherit" // these two are above all
+	}
+	if ofSize == "" || ofSize == "inherit" {
+		return general != "" && general != "never" && general != "deny"
+	}
+	return ofSize != "never"
+}
+
+// readSetting reads a setting; one that is not there is empty.
+func readSetting(settings, name string) string {
+	text, err := os.ReadFile(filepath.Join(settings, name))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+// chosen is the word in brackets: "always [madvise] never".
+func chosen(setting string) string {
+	_, rest, _ := strings.Cut(setting, "[")
+	word, _, found := strings.Cut(rest, "]")
+	if !found {
+		return ""
+	}
+	return word
+}
