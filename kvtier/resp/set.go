@@ -1,0 +1,270 @@
+package resp
+
+import (
+	"errors"
+
+	"github.com/hearth-dev/hearth/kvtier/block"
+)
+
+// setOptions are what may follow a value.
+type setOptions struct {
+	onlyNew, onlyOld bool
+	old              bool // the former value is the answer
+}
+
+// parseSetOptions gives the error's text where they are wrong. A lifetime is
+// checked and forgotten: room and use decide what stays.
+func parseSetOptions(args [][]byte) (options setOptions, wrong string) {
+	lifetime := false
+	for len(args) > 0 {
+		word := string(lower(args[0]))
+		args = args[1:]
+		switch word {
+		case "nx":
+			options.onlyNew = true
+		case "xx":
+			options.onlyOld = true
+		case "get":
+			options.old = true
+		case "keepttl":
+			if lifetime {
+				return options, "ERR syntax error"
+			}
+			lifetime = true
+		case "ex", "px", "exat", "pxat":
+			if lifetime || len(args) == 0 {
+				return options, "ERR syntax error"
+			}
+			lifetime = true
+			number, ok := parseInt(args[0])
+			if !ok {
+				return options, "ERR value is not an integer or out of range"
+			}
+			if number <= 0 {
+				return options, "ERR invalid expire time in 'set' command"
+			}
+			args = args[1:]
+		default:
+			return options, "ERR syntax error"
+		}
+	}
+	if options.onlyNew && options.onlyOld {
+		return options, "ERR syntax error"
+	}
+	return options, ""
+}
+
+const (
+	emptyValue = "ERR a value has at least one byte"
+	largeValue = "ERR string exceeds maximum allowed size (64 MiB)"
+)
+
+// storing is a SET between its key and its answer.
+type storing struct {
+	key   block.Key
+	model *model
+	size  int
+	put   Put    // nil where the value is read and dropped
+	wrong string // the error to answer with
+}
+
+// begin makes room for a value, without waiting.
+func (c *conn) begin(name []byte, size int) storing {
+	if c.tenant == nil {
+		return storing{wrong: notAuthenticated}
+	}
+	info := parseKey(name)
+	s := storing{key: c.key(name), model: c.model(&info), size: size}
+	f := info.family()
+	parent, hasParent := c.order.store(f, s.key)
+	switch {
+	case size < block.MinSize:
+		s.wrong = emptyValue
+		return s
+	case size > block.MaxSize:
+		s.wrong = largeValue
+		return s
+	}
+	if c.native {
+		c.sizes.set(f, size)
+	}
+	c.tenant.sizes.learn(f, size, c.native)
+	if put, err := c.tenant.blocks.Put(s.key, size, parent, hasParent); err == nil {
+		s.put = put
+	}
+	return s
+}
+
+// abort gives the room back.
+func (s *storing) abort() {
+	if s.put != nil {
+		s.put.Abort()
+		s.put = nil
+	}
+}
+
+// set is SET from the wire: the value goes straight into its place.
+func (c *conn) set(name []byte, size, more int) error {
+	s := c.begin(name, size)
+	defer s.abort()
+	if err := c.receive(&s); err != nil {
+		return err
+	}
+	args, err := c.reader.rest(more)
+	if errors.Is(err, errTooLong) {
+		s.abort()
+		c.error("ERR syntax error")
+		return c.spill()
+	}
+	if err != nil {
+		return err
+	}
+	if err := c.finishSet(&s, args); err != nil {
+		return err
+	}
+	return c.spill()
+}
+
+// setWith is SET of a value that is in memory.
+func (c *conn) setWith(name, value []byte, args [][]byte) error {
+	s := c.begin(name, len(value))
+	defer s.abort()
+	if s.put != nil {
+		copy(s.put.Bytes(), value)
+		s.put.Fill(len(value))
+	}
+	return c.finishSet(&s, args)
+}
+
+// receive takes the value from the wire, in any case to its end.
+func (c *conn) receive(s *storing) error {
+	r := c.reader
+	at := 0
+	if s.put != nil {
+		into := s.put.Bytes()
+		at = r.buffered(into)
+		filled := 0
+		for at < len(into) {
+			c.readBy(c.server.options.BodyTimeout)
+			n, err := c.Read(into[at:min(filled+fillAtOnce, len(into))])
+			at += n
+			if err != nil && at < len(into) {
+				if !stalled(err) || c.until.Load() != 0 {
+					return err
+				}
+				c.tenant.figures.stalled.Add(1)
+				s.abort()
+				c.readBy(0)
+				if !c.native {
+					return err
+				}
+				break
+			}
+			if at == len(into) {
+				c.readBy(0)
+			}
+			if at-filled >= fillAtOnce {
+				s.put.Fill(at - filled)
+				filled = at
+			}
+		}
+		if s.put != nil && at > filled {
+			s.put.Fill(at - filled)
+		}
+	}
+	return r.skip(s.size - at)
+}
+
+// finishSet publishes the value and answers.
+func (c *conn) finishSet(s *storing, args [][]byte) error {
+	options, wrong := parseSetOptions(args)
+	if s.wrong == "" {
+		s.wrong = wrong
+	}
+	if c.tenant == nil {
+		c.error(s.wrong)
+		return nil
+	}
+	figures := &c.tenant.figures
+	if s.wrong != "" {
+		if c.native {
+			figures.dropped.Add(1)
+			s.model.dropped.Add(1)
+			c.simple("OK")
+		} else {
+			figures.refused.Add(1)
+			c.error(s.wrong)
+		}
+		return nil
+	}
+	if options != (setOptions{}) {
+		return c.finishConditional(s, options)
+	}
+	c.commit(s)
+	c.simple("OK")
+	return nil
+}
+
+// commit makes the value visible, or counts it as dropped.
+func (c *conn) commit(s *storing) {
+	figures := &c.tenant.figures
+	if s.put == nil || s.put.Commit(c.listening.ctx) != nil {
+		figures.dropped.Add(1)
+		s.model.dropped.Add(1)
+		return
+	}
+	s.put = nil
+	if pins := &c.tenant.pins; pins.holds(s.key) {
+		if pin, ok := c.tenant.blocks.Pin(s.key); ok {
+			pins.replace(s.key, pin)
+		}
+	}
+	figures.stored.Add(1)
+	figures.bytesIn.Add(uint64(s.size))
+	s.model.stored.Add(1)
+	s.model.bytesIn.Add(uint64(s.size))
+}
+
+// finishConditional is SET with NX, XX or GET. One of a tenant decides at a time,
+// so that of several with NX one stores.
+func (c *conn) finishConditional(s *storing, options setOptions) error {
+	t := c.tenant
+	select {
+	case t.conditional <- struct{}{}:
+	case <-c.listening.ctx.Done():
+		return c.listening.ctx.Err()
+	}
+	held := true
+	leave := func() {
+		if held {
+			held = false
+			<-t.conditional
+		}
+	}
+	defer leave()
+	_, there := t.blocks.Lookup(s.key)
+	var former Block
+	if options.old {
+		if got, err := t.blocks.Get(c.listening.ctx, s.key); err == nil {
+			former = got
+			defer former.Release()
+		}
+	}
+	forbidden := options.onlyNew && there || options.onlyOld && !there
+	if forbidden {
+		t.figures.refused.Add(1)
+		s.abort()
+	} else {
+		c.commit(s)
+	}
+	leave()
+	switch {
+	case former != nil:
+		return c.value(former.Bytes())
+	case options.old || forbidden:
+		c.null()
+	default:
+		c.simple("OK")
+	}
+	return nil
+}
