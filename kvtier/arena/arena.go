@@ -365,15 +365,14 @@ func (a *Arena) Free(slot Slot) {
 // SetCapacity changes the bound. Where less is allowed than is resident, it gives
 // back what free slots hold before it returns, and the rest goes as slots are
 // freed; until then every Alloc is ErrFull. A negative capacity is 0.
-func (a *Arena) SetCapacity(capacity int64) error {
+func (a *Arena) SetCapacity(capacity int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.capacity = max(0, capacity)
 	a.wakeLocked()
-	if err := a.roomLocked(0); !errors.Is(err, ErrFull) {
-		return err
+	if err := a.roomLocked(0); err != nil && !errors.Is(err, ErrFull) {
+		a.log.Error("free memory stays resident", slog.Int64("bytes", a.freed), slog.Any("err", err))
 	}
-	return nil
 }
 
 // Bytes is the memory of a slot for a block of n bytes, as many as Alloc was
