@@ -40,6 +40,7 @@ type Publisher struct {
 	endpoints map[string]*Endpoint
 	devices   map[string]*Device
 	space     *Space
+	kv        *KV
 	deltas    []*Report // consecutive, the last one has sequence seq
 	bytes     int       // encoded size of deltas
 	changed   chan struct{}
@@ -116,11 +117,28 @@ func (p *Publisher) SetSpace(space *Space) error {
 	})
 }
 
+// SetKV replaces what is told of the KV store, on the terms of SetArtifacts; nil
+// is no change. What was told once stays until the next one.
+func (p *Publisher) SetKV(kv *KV) error {
+	return p.set(&Report{Kv: kv}, func(delta *Report) {
+		if kv == nil || proto.Equal(p.kv, kv) {
+			return
+		}
+		delta.Kv = kv
+		// Readers that know nothing of kv take a delta without anything else for an
+		// idle message, whose sequence would be a gap.
+		if delta.WeightsSpace = p.space; p.space == nil {
+			delta.WeightsSpace = &Space{}
+		}
+	})
+}
+
 // set checks the new objects (alone in a message), lets diff fill a delta,
 // and commits it if it changes something and the state still fits a snapshot.
 func (p *Publisher) set(objects *Report, diff func(*Report)) error {
 	probe := p.header(1)
 	probe.Artifacts, probe.Endpoints, probe.Devices, probe.WeightsSpace = objects.Artifacts, objects.Endpoints, objects.Devices, objects.WeightsSpace
+	probe.Kv = objects.Kv
 	if err := check(probe); err != nil {
 		return fmt.Errorf("publish state: %w", err)
 	}
@@ -161,6 +179,9 @@ func (p *Publisher) sizeWithLocked(objects *Report) int {
 	if objects.Devices != nil {
 		next.Devices = objects.Devices
 	}
+	if objects.Kv != nil {
+		next.Kv = objects.Kv
+	}
 	return proto.Size(next)
 }
 
@@ -170,6 +191,9 @@ func (p *Publisher) commitLocked(delta *Report) {
 	commitAll(p.devices, delta.Devices, delta.GoneDevices, deviceKey)
 	if delta.WeightsSpace != nil {
 		p.space = delta.WeightsSpace
+	}
+	if delta.Kv != nil {
+		p.kv = delta.Kv
 	}
 }
 
@@ -183,7 +207,7 @@ func (p *Publisher) snapshotLocked() *Report {
 	r.Artifacts = sorted(p.artifacts)
 	r.Endpoints = sorted(p.endpoints)
 	r.Devices = sorted(p.devices)
-	r.WeightsSpace = p.space
+	r.WeightsSpace, r.Kv = p.space, p.kv
 	return r
 }
 

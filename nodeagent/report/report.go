@@ -78,7 +78,7 @@ func DialOptions() []grpc.DialOption {
 
 // changesNothing reports whether a message is an idle one.
 func changesNothing(r *Report) bool {
-	return !r.Snapshot && r.WeightsSpace == nil &&
+	return !r.Snapshot && r.WeightsSpace == nil && r.Kv == nil &&
 		len(r.Artifacts)+len(r.Endpoints)+len(r.Devices) == 0 &&
 		len(r.GoneArtifacts)+len(r.GoneEndpoints)+len(r.GoneDevices) == 0
 }
@@ -109,6 +109,9 @@ func check(r *Report) error {
 	}
 	if s := r.WeightsSpace; s != nil && (s.CapacityBytes < 0 || s.UsedBytes < 0 || s.FreeBytes < 0) {
 		return fmt.Errorf("read report: %w: negative space", ErrInvalid)
+	}
+	if !checkKV(r.Kv) {
+		return fmt.Errorf("read report: %w: a negative number of KV", ErrInvalid)
 	}
 	if len(r.GoneArtifacts) > MaxArtifacts || len(r.GoneEndpoints) > MaxEndpoints || len(r.GoneDevices) > MaxDevices {
 		return fmt.Errorf("read report: %w: too many gone keys", ErrInvalid)
@@ -156,6 +159,15 @@ func checkDevice(d *Device) bool {
 		}
 	}
 	return true
+}
+
+func checkKV(k *KV) bool {
+	for _, t := range []*KVTier{k.GetRam(), k.GetNvme()} {
+		if min(t.GetUsedBytes(), t.GetBudgetBytes(), t.GetBlocks(), t.GetHits(), t.GetSavedTokens(), t.GetDamaged()) < 0 {
+			return false
+		}
+	}
+	return min(k.GetBlocks(), k.GetMisses(), k.GetDropped()) >= 0
 }
 
 func textsFit(texts ...string) bool {

@@ -283,6 +283,7 @@ type Report struct {
 	Endpoints    []*Endpoint `protobuf:"bytes,11,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	Devices      []*Device   `protobuf:"bytes,12,rep,name=devices,proto3" json:"devices,omitempty"`
 	WeightsSpace *Space      `protobuf:"bytes,13,opt,name=weights_space,json=weightsSpace,proto3" json:"weights_space,omitempty"`
+	Kv           *KV         `protobuf:"bytes,14,opt,name=kv,proto3" json:"kv,omitempty"` // a delta that has it has weights_space too
 	// Keys of objects that are gone (deltas only).
 	GoneArtifacts []string `protobuf:"bytes,20,rep,name=gone_artifacts,json=goneArtifacts,proto3" json:"gone_artifacts,omitempty"`
 	GoneEndpoints []string `protobuf:"bytes,21,rep,name=gone_endpoints,json=goneEndpoints,proto3" json:"gone_endpoints,omitempty"`
@@ -387,6 +388,13 @@ func (x *Report) GetDevices() []*Device {
 func (x *Report) GetWeightsSpace() *Space {
 	if x != nil {
 		return x.WeightsSpace
+	}
+	return nil
+}
+
+func (x *Report) GetKv() *KV {
+	if x != nil {
+		return x.Kv
 	}
 	return nil
 }
@@ -951,6 +959,168 @@ func (x *Space) GetFreeBytes() int64 {
 	return 0
 }
 
+// KV is the node's KV store, all tenants together. Counts began with the process
+// that keeps it, and never fall while that runs.
+type KV struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ram           *KVTier                `protobuf:"bytes,1,opt,name=ram,proto3" json:"ram,omitempty"`
+	Nvme          *KVTier                `protobuf:"bytes,2,opt,name=nvme,proto3" json:"nvme,omitempty"`
+	Blocks        int64                  `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`   // one that is on both tiers counts once
+	Misses        int64                  `protobuf:"varint,4,opt,name=misses,proto3" json:"misses,omitempty"`   // reads of blocks that were not there, or not whole
+	Dropped       int64                  `protobuf:"varint,5,opt,name=dropped,proto3" json:"dropped,omitempty"` // blocks that were to be stored and were not
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KV) Reset() {
+	*x = KV{}
+	mi := &file_nodeagent_report_report_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KV) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KV) ProtoMessage() {}
+
+func (x *KV) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeagent_report_report_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KV.ProtoReflect.Descriptor instead.
+func (*KV) Descriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *KV) GetRam() *KVTier {
+	if x != nil {
+		return x.Ram
+	}
+	return nil
+}
+
+func (x *KV) GetNvme() *KVTier {
+	if x != nil {
+		return x.Nvme
+	}
+	return nil
+}
+
+func (x *KV) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *KV) GetMisses() int64 {
+	if x != nil {
+		return x.Misses
+	}
+	return 0
+}
+
+func (x *KV) GetDropped() int64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+type KVTier struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UsedBytes     int64                  `protobuf:"varint,1,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	BudgetBytes   int64                  `protobuf:"varint,2,opt,name=budget_bytes,json=budgetBytes,proto3" json:"budget_bytes,omitempty"`
+	Blocks        int64                  `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Hits          int64                  `protobuf:"varint,4,opt,name=hits,proto3" json:"hits,omitempty"`                                  // reads of blocks that were found here
+	SavedTokens   int64                  `protobuf:"varint,5,opt,name=saved_tokens,json=savedTokens,proto3" json:"saved_tokens,omitempty"` // of those, where their number is known
+	Damaged       int64                  `protobuf:"varint,6,opt,name=damaged,proto3" json:"damaged,omitempty"`                            // blocks whose bytes were not what was stored
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KVTier) Reset() {
+	*x = KVTier{}
+	mi := &file_nodeagent_report_report_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KVTier) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KVTier) ProtoMessage() {}
+
+func (x *KVTier) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeagent_report_report_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KVTier.ProtoReflect.Descriptor instead.
+func (*KVTier) Descriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *KVTier) GetUsedBytes() int64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *KVTier) GetBudgetBytes() int64 {
+	if x != nil {
+		return x.BudgetBytes
+	}
+	return 0
+}
+
+func (x *KVTier) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *KVTier) GetHits() int64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *KVTier) GetSavedTokens() int64 {
+	if x != nil {
+		return x.SavedTokens
+	}
+	return 0
+}
+
+func (x *KVTier) GetDamaged() int64 {
+	if x != nil {
+		return x.Damaged
+	}
+	return 0
+}
+
 var File_nodeagent_report_report_proto protoreflect.FileDescriptor
 
 const file_nodeagent_report_report_proto_rawDesc = "" +
@@ -960,7 +1130,7 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
 	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x16\n" +
-	"\x06router\x18\x04 \x01(\tR\x06router\"\xf2\x03\n" +
+	"\x06router\x18\x04 \x01(\tR\x06router\"\x98\x04\n" +
 	"\x06Report\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
@@ -973,7 +1143,8 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	" \x03(\v2\x1a.hearth.report.v1.ArtifactR\tartifacts\x128\n" +
 	"\tendpoints\x18\v \x03(\v2\x1a.hearth.report.v1.EndpointR\tendpoints\x122\n" +
 	"\adevices\x18\f \x03(\v2\x18.hearth.report.v1.DeviceR\adevices\x12<\n" +
-	"\rweights_space\x18\r \x01(\v2\x17.hearth.report.v1.SpaceR\fweightsSpace\x12%\n" +
+	"\rweights_space\x18\r \x01(\v2\x17.hearth.report.v1.SpaceR\fweightsSpace\x12$\n" +
+	"\x02kv\x18\x0e \x01(\v2\x14.hearth.report.v1.KVR\x02kv\x12%\n" +
 	"\x0egone_artifacts\x18\x14 \x03(\tR\rgoneArtifacts\x12%\n" +
 	"\x0egone_endpoints\x18\x15 \x03(\tR\rgoneEndpoints\x12!\n" +
 	"\fgone_devices\x18\x16 \x03(\tR\vgoneDevices\"\xdf\x01\n" +
@@ -1031,7 +1202,21 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	"\n" +
 	"used_bytes\x18\x02 \x01(\x03R\tusedBytes\x12\x1d\n" +
 	"\n" +
-	"free_bytes\x18\x03 \x01(\x03R\tfreeBytes*\xad\x02\n" +
+	"free_bytes\x18\x03 \x01(\x03R\tfreeBytes\"\xa8\x01\n" +
+	"\x02KV\x12*\n" +
+	"\x03ram\x18\x01 \x01(\v2\x18.hearth.report.v1.KVTierR\x03ram\x12,\n" +
+	"\x04nvme\x18\x02 \x01(\v2\x18.hearth.report.v1.KVTierR\x04nvme\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\x03R\x06blocks\x12\x16\n" +
+	"\x06misses\x18\x04 \x01(\x03R\x06misses\x12\x18\n" +
+	"\adropped\x18\x05 \x01(\x03R\adropped\"\xb3\x01\n" +
+	"\x06KVTier\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x01 \x01(\x03R\tusedBytes\x12!\n" +
+	"\fbudget_bytes\x18\x02 \x01(\x03R\vbudgetBytes\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\x03R\x06blocks\x12\x12\n" +
+	"\x04hits\x18\x04 \x01(\x03R\x04hits\x12!\n" +
+	"\fsaved_tokens\x18\x05 \x01(\x03R\vsavedTokens\x12\x18\n" +
+	"\adamaged\x18\x06 \x01(\x03R\adamaged*\xad\x02\n" +
 	"\rArtifactState\x12\x1e\n" +
 	"\x1aARTIFACT_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ARTIFACT_STATE_ABSENT\x10\x01\x12\x1c\n" +
@@ -1072,7 +1257,7 @@ func file_nodeagent_report_report_proto_rawDescGZIP() []byte {
 }
 
 var file_nodeagent_report_report_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nodeagent_report_report_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_nodeagent_report_report_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_nodeagent_report_report_proto_goTypes = []any{
 	(ArtifactState)(0),   // 0: hearth.report.v1.ArtifactState
 	(EngineKind)(0),      // 1: hearth.report.v1.EngineKind
@@ -1085,24 +1270,29 @@ var file_nodeagent_report_report_proto_goTypes = []any{
 	(*Device)(nil),       // 8: hearth.report.v1.Device
 	(*Condition)(nil),    // 9: hearth.report.v1.Condition
 	(*Space)(nil),        // 10: hearth.report.v1.Space
+	(*KV)(nil),           // 11: hearth.report.v1.KV
+	(*KVTier)(nil),       // 12: hearth.report.v1.KVTier
 }
 var file_nodeagent_report_report_proto_depIdxs = []int32{
 	5,  // 0: hearth.report.v1.Report.artifacts:type_name -> hearth.report.v1.Artifact
 	6,  // 1: hearth.report.v1.Report.endpoints:type_name -> hearth.report.v1.Endpoint
 	8,  // 2: hearth.report.v1.Report.devices:type_name -> hearth.report.v1.Device
 	10, // 3: hearth.report.v1.Report.weights_space:type_name -> hearth.report.v1.Space
-	0,  // 4: hearth.report.v1.Artifact.state:type_name -> hearth.report.v1.ArtifactState
-	1,  // 5: hearth.report.v1.Endpoint.engine:type_name -> hearth.report.v1.EngineKind
-	7,  // 6: hearth.report.v1.Endpoint.load:type_name -> hearth.report.v1.Load
-	2,  // 7: hearth.report.v1.Device.health:type_name -> hearth.report.v1.Health
-	9,  // 8: hearth.report.v1.Device.conditions:type_name -> hearth.report.v1.Condition
-	3,  // 9: hearth.report.v1.NodeReport.Watch:input_type -> hearth.report.v1.WatchRequest
-	4,  // 10: hearth.report.v1.NodeReport.Watch:output_type -> hearth.report.v1.Report
-	10, // [10:11] is the sub-list for method output_type
-	9,  // [9:10] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	11, // 4: hearth.report.v1.Report.kv:type_name -> hearth.report.v1.KV
+	0,  // 5: hearth.report.v1.Artifact.state:type_name -> hearth.report.v1.ArtifactState
+	1,  // 6: hearth.report.v1.Endpoint.engine:type_name -> hearth.report.v1.EngineKind
+	7,  // 7: hearth.report.v1.Endpoint.load:type_name -> hearth.report.v1.Load
+	2,  // 8: hearth.report.v1.Device.health:type_name -> hearth.report.v1.Health
+	9,  // 9: hearth.report.v1.Device.conditions:type_name -> hearth.report.v1.Condition
+	12, // 10: hearth.report.v1.KV.ram:type_name -> hearth.report.v1.KVTier
+	12, // 11: hearth.report.v1.KV.nvme:type_name -> hearth.report.v1.KVTier
+	3,  // 12: hearth.report.v1.NodeReport.Watch:input_type -> hearth.report.v1.WatchRequest
+	4,  // 13: hearth.report.v1.NodeReport.Watch:output_type -> hearth.report.v1.Report
+	13, // [13:14] is the sub-list for method output_type
+	12, // [12:13] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_nodeagent_report_report_proto_init() }
@@ -1116,7 +1306,7 @@ func file_nodeagent_report_report_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nodeagent_report_report_proto_rawDesc), len(file_nodeagent_report_report_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ type State struct {
 	endpoints map[string]*Endpoint
 	devices   map[string]*Device
 	space     *Space
+	kv        *KV
 }
 
 // Apply takes the next message of a stream. It keeps the message's objects.
@@ -38,7 +39,7 @@ func (s *State) Apply(r *Report) error {
 	s.artifacts = keyed(r.Artifacts, artifactKey)
 	s.endpoints = keyed(r.Endpoints, endpointKey)
 	s.devices = keyed(r.Devices, deviceKey)
-	s.space = r.WeightsSpace
+	s.space, s.kv = r.WeightsSpace, r.Kv
 	return nil
 }
 
@@ -60,6 +61,9 @@ func (s *State) applyDelta(r *Report) error {
 	commitAll(s.devices, r.Devices, r.GoneDevices, deviceKey)
 	if r.WeightsSpace != nil {
 		s.space = r.WeightsSpace
+	}
+	if r.Kv != nil {
+		s.kv = r.Kv
 	}
 	s.seq, s.millis = r.Seq, r.UnixMillis
 	return nil
@@ -97,6 +101,10 @@ func (s *State) Device(id string) *Device { return s.devices[id] }
 
 // Space is the space of the weights store, nil while unknown.
 func (s *State) Space() *Space { return s.space }
+
+// KV is the fill of the KV store and what it counted, nil where the node has none
+// or does not tell.
+func (s *State) KV() *KV { return s.kv }
 
 // Resume is where a stream may go on: what State.Resume gave, or zero for a snapshot.
 type Resume struct {
