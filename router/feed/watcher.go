@@ -36,6 +36,8 @@ type NodeStats struct {
 	Gaps       uint64  `json:"gaps"`
 	Streams    uint64  `json:"streams"` // opened, ever
 	LastError  string  `json:"lastError,omitempty"`
+	// KV is the fill of its KV store; nil where it reports none.
+	KV *KVStats `json:"kv,omitempty"`
 }
 
 // watcher follows one node. Its goroutine alone touches the report's state.
@@ -133,7 +135,7 @@ func (w *watcher) take(state *report.State, r *report.Report) error {
 	w.last = now
 	s := &w.stats
 	s.Connected, s.LastError = true, ""
-	s.Epoch, s.Seq = state.Epoch(), state.Seq()
+	s.Epoch, s.Seq, s.KV = state.Epoch(), state.Seq(), kvOf(state.KV())
 	s.Messages++
 	if r.GetSnapshot() {
 		s.Snapshots++
