@@ -352,7 +352,7 @@ func (a *Arena) Free(slot Slot) {
 		err := a.punchLocked(c, place, 0, has)
 		a.returning -= size
 		if err != nil {
-			a.log.Error("freed memory stays resident", slog.Int64("bytes", size), slog.Any("err", err))
+			a.log.Error("freed memory stays resident", slog.Int64("bytes", size), slog.Any("error", err))
 		} else {
 			has = 0
 		}
@@ -371,7 +371,7 @@ func (a *Arena) SetCapacity(capacity int64) {
 	a.capacity = max(0, capacity)
 	a.wakeLocked()
 	if err := a.roomLocked(0); err != nil && !errors.Is(err, ErrFull) {
-		a.log.Error("free memory stays resident", slog.Int64("bytes", a.freed), slog.Any("err", err))
+		a.log.Error("free memory stays resident", slog.Int64("bytes", a.freed), slog.Any("error", err))
 	}
 }
 
