@@ -137,6 +137,12 @@ func (m *memory) pressure() {
 	}
 }
 
+func (m *memory) count() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return int64(len(m.blocks))
+}
+
 func (m *memory) openPuts() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,7 +14,7 @@ const pinFor = 60 * time.Second
 // pins are the blocks that native connections of a tenant were told to be there
 // and have not fetched. They are bounded in bytes, and end by themselves.
 type pins struct {
-	limit int64 // bytes
+	limit func() int64 // bytes
 
 	mu    sync.Mutex
 	held  map[block.Key]*held
@@ -50,6 +50,7 @@ func (p *pins) again(key block.Key, connection uint64) bool {
 
 // add takes over a pin. It gives it back at once, and says so, where the bound is reached.
 func (p *pins) add(key block.Key, pin Pin, connection uint64) bool {
+	limit := p.limit()
 	p.mu.Lock()
 	if h := p.held[key]; h != nil { // another connection was faster
 		p.renewLocked(h, connection)
@@ -57,7 +58,7 @@ func (p *pins) add(key block.Key, pin Pin, connection uint64) bool {
 		pin.Release()
 		return true
 	}
-	if p.bytes+int64(pin.Size()) > p.limit {
+	if p.bytes+int64(pin.Size()) > limit {
 		p.full++
 		p.mu.Unlock()
 		pin.Release()

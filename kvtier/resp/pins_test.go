@@ -12,7 +12,7 @@ import (
 func pinned(t *testing.T, form string) (*memory, *Tenant, *serving, *worker) {
 	t.Helper()
 	tier := newMemory(1 << 20)
-	tenant := NewTenant(TenantOptions{Name: "t", Blocks: tier, PinBytes: 10_000})
+	tenant := NewTenant(TenantOptions{Name: "t", Blocks: tier, PinBytes: func() int64 { return 10_000 }})
 	s := servePipes(t, Options{}, Access{Tenant: tenant})
 	return tier, tenant, s, s.native(form, 4096)
 }

@@ -71,7 +71,7 @@ type storing struct {
 // begin makes room for a value, without waiting.
 func (c *conn) begin(name []byte, size int) storing {
 	if c.tenant == nil {
-		return storing{wrong: notAuthenticated}
+		return storing{size: size, wrong: notAuthenticated}
 	}
 	info := parseKey(name)
 	s := storing{key: c.key(name), model: c.model(&info), size: size}

@@ -55,8 +55,8 @@ type Put interface {
 type TenantOptions struct {
 	Name   string
 	Blocks Blocks
-	// PinBytes bounds the blocks that EXISTS pins for native connections.
-	PinBytes int64
+	// PinBytes bounds the blocks that EXISTS pins for native connections; nil pins none.
+	PinBytes func() int64
 	// Count tells the number of blocks, for DBSIZE; nil is refused.
 	Count func() int64
 	// Flush removes all blocks, for FLUSHDB and FLUSHALL; nil is refused.
@@ -78,6 +78,9 @@ type Tenant struct {
 
 // NewTenant makes a tenant. It holds pins until its connections have ended.
 func NewTenant(options TenantOptions) *Tenant {
+	if options.PinBytes == nil {
+		options.PinBytes = func() int64 { return 0 }
+	}
 	return &Tenant{
 		options: options, blocks: options.Blocks, pins: pins{limit: options.PinBytes}, conditional: make(chan struct{}, 1),
 	}

@@ -140,6 +140,9 @@ func (c *conn) has(name []byte) bool {
 
 // promise pins a block for the GET that follows.
 func (c *conn) promise(info *keyInfo, key block.Key, size int) bool {
+	if info.form == formOther {
+		return true
+	}
 	pins := &c.tenant.pins
 	if pins.again(key, c.id) {
 		return true
@@ -156,7 +159,7 @@ func (c *conn) promise(info *keyInfo, key block.Key, size int) bool {
 		return true
 	}
 	// The multiprocess server can bear a miss after all; the client within the engine cannot.
-	if info.form != formMultiprocess {
+	if info.form == formInProcess {
 		return false
 	}
 	c.tenant.figures.unpinned.Add(1)
