@@ -53,6 +53,16 @@ func (c *caller) on(fs *durabletest.FS) *caller {
 	next := *c
 	next.fs, next.log, next.index = fs, nil, nil
 	next.may, next.known, next.sure = maps.Clone(c.may), maps.Clone(c.known), maps.Clone(c.sure)
+	if c.log != nil {
+		c.log.mu.Lock()
+		defer c.log.mu.Unlock()
+		for k := range next.sure {
+			// The crash came while a segment was ended that is told of afterwards.
+			if s := c.log.atLocked(c.index[k]); s == nil || s.broken {
+				delete(next.sure, k)
+			}
+		}
+	}
 	return &next
 }
 
@@ -258,3 +268,5 @@ func (c *caller) used() (n int64, err error) {
 	}
 	return n, nil
 }
+
+func (c *caller) context() context.Context { return context.Background() }

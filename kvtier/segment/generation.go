@@ -60,7 +60,7 @@ func decodeMembership(data []byte) (m membership, err error) {
 	if err == nil {
 		m.joining, err = strconv.ParseUint(string(fields[2]), 10, 32)
 	}
-	if err != nil || m.joining < m.ready {
+	if err != nil || m.joining < m.ready || !bytes.Equal(bytes.TrimSuffix(data, []byte("\n")), bytes.TrimSuffix(m.encode(), []byte("\n"))) {
 		return membership{}, bad
 	}
 	return m, nil

@@ -145,7 +145,13 @@ func (d *drive) adopt(s *segment, window []byte) error {
 	f := s.found
 	c := d.readerOf(s, window).load(f.probe)
 	l.seq = max(l.seq, c.seq)
-	kept := slices.DeleteFunc(c.entries, func(e entry) bool { return !l.wanted(e) })
+	kept := slices.DeleteFunc(slices.Clone(c.entries), func(e entry) bool { return !l.wanted(e) })
+	if c.scanned {
+		var err error
+		if kept, err = l.whole(s, kept); err != nil {
+			return err
+		}
+	}
 	if c.scanned || len(kept) < len(c.entries) {
 		if err := d.repair(s, kept, c); err != nil {
 			return err
@@ -185,6 +191,49 @@ func (l *Log) wanted(e entry) bool {
 	return e.kind == kindTombstones ||
 		(e.flags&flagEncrypted != 0) == (l.opts.AEAD != nil) && (l.opts.Namespaces == nil || l.opts.Namespaces(e.namespace))
 }
+
+// whole gives the entries of a segment whose blocks are there. One that is torn
+// would hide an older record of its key, which may be whole.
+func (l *Log) whole(s *segment, entries []entry) (kept []entry, err error) {
+	memory, free, err := newPages(min(l.size, verifyBytes+largestPayload+2*PageSize))
+	if err != nil {
+		return nil, err
+	}
+	defer free()
+	var at, have int64 // what the memory holds, in pages
+	for _, e := range entries {
+		page, n := int64(e.page), pagesOf(e.kind, e.flags, e.length)
+		if page < at || page+n > at+have {
+			at, have = page, max(n, min(verifyBytes/PageSize, l.pagesOfSegment()-page))
+			if _, err := s.file.ReadAt(memory[:have*PageSize], at*PageSize); err != nil {
+				// Some of it is unreadable; perhaps not this one.
+				have = n
+				if _, err := s.file.ReadAt(memory[:n*PageSize], at*PageSize); err != nil {
+					have = 0
+					l.stats.Damaged++
+					continue
+				}
+			}
+		}
+		p := memory[(page-at)*PageSize:][:n*PageSize]
+		if e.kind == kindBlock {
+			h, err := l.understand(p[:PageSize], s.incarnation)
+			if err == nil {
+				// What is encrypted is opened where it lies: it is read once.
+				_, err = l.verify(h, p[:PageSize], p[PageSize:])
+			}
+			if err != nil {
+				l.stats.Damaged++
+				continue
+			}
+		}
+		kept = append(kept, e)
+	}
+	return kept, nil
+}
+
+// verifyBytes is what whole reads at once where records are small.
+const verifyBytes = 4 << 20
 
 // repair writes the footer of what was found in a segment. Where more may be in it
 // than was found, or no footer can be written, what is older goes, and in the last
