@@ -126,7 +126,7 @@ func TestRandomUseAgreesWithAModel(t *testing.T) {
 	}{{"plain", 4096, false}, {"huge", 4096, true}, {"pages of 64 KiB", 64 << 10, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			steps := 4000
+			steps := 2500
 			if testing.Short() {
 				steps = 1500
 			}

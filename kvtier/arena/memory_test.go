@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,7 +24,7 @@ func TestWhoStaysWithinAShareIsNeverTurnedAway(t *testing.T) {
 	t.Parallel()
 	const owners, share = 6, 4 * mib
 	a := open(t, owners*share)
-	rounds := 1500
+	rounds := 800
 	if testing.Short() {
 		rounds = 300
 	}
@@ -41,6 +42,7 @@ func TestWhoStaysWithinAShareIsNeverTurnedAway(t *testing.T) {
 			t.Errorf("%d bytes are resident, told %d, allowed %d: %v", got, a.Resident(), owners*share, err)
 			break
 		}
+		runtime.Gosched()
 	}
 	all.Wait()
 	if a.Used() != 0 || a.reserved != 0 || a.returning != 0 || a.waiting != 0 {
