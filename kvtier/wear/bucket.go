@@ -103,7 +103,8 @@ func (b *Bucket) SetShare(now time.Duration, tenant Tenant, weight float64) {
 }
 
 // Spend takes n tokens for a write of a tenant, or none and is false. A tenant
-// without a share has only what is lent.
+// without a share has only what is lent, and a write larger than the burst is
+// never made.
 func (b *Bucket) Spend(now time.Duration, tenant Tenant, n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
