@@ -23,6 +23,8 @@ const (
 	PortMirror      = 7410
 	PortReport      = 7411
 	PortAgentAdmin  = 7412
+	PortRESP        = 7414
+	PortKVPeer      = 7415
 	PortDataAdmin   = 7416
 )
 

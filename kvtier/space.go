@@ -49,6 +49,8 @@ type Options struct {
 	// while the budget is 0 and nothing was ever reserved.
 	Dir    string
 	Budget Budget
+	// Make makes it in any case: blocks are kept in it that are no claim's.
+	Make bool
 	// FS is the file system; nil means durable.OS.
 	FS  durable.FS
 	Log *slog.Logger
@@ -70,6 +72,7 @@ type Space struct {
 	fs     durable.FS
 	dir    string
 	budget Budget
+	made   bool // whatever the budget
 	log    *slog.Logger
 	lock   io.Closer     // nil while nothing is on the drive
 	bad    []string      // records that were quarantined
@@ -95,7 +98,7 @@ func Open(opts Options) (*Space, error) {
 		return nil, errors.New("open KV space: a budget is negative")
 	}
 	s := &Space{
-		fs: opts.FS, dir: filepath.Clean(opts.Dir), budget: b, log: opts.Log, held: map[string]Reservation{},
+		fs: opts.FS, dir: filepath.Clean(opts.Dir), budget: b, made: opts.Make, log: opts.Log, held: map[string]Reservation{},
 		swept: make(chan struct{}, 1), changing: make(chan struct{}, 1), doubt: map[string]bool{},
 	}
 	if s.fs == nil {

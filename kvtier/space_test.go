@@ -401,6 +401,14 @@ func TestASpaceMakesNothingThatItsNamesLeaveOut(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "kv")
 	mustOpen(t, dir, budget)
+	c, err := OpenCache(CacheOptions{Dir: dir, Memory: units.MiB, Wear: WearOptions{WritesPerDay: 1}, SegmentSize: 4 << 20, Buffered: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, addTenant(t, c, TenantSpec{Name: "a", Memory: units.MiB, NVMe: 16 * units.MiB}), 1, []byte("x"))
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ const (
 // Names are the entries that a space makes in its directory, all of them, for
 // whoever removes one that nobody serves.
 func Names() []string {
-	return []string{formatFile, lockFile, reservationsDir, claimsDir, trashDir, quarantineDir}
+	return []string{formatFile, lockFile, reservationsDir, claimsDir, tenantsDir, blocksDir, wearFile, trashDir, quarantineDir}
 }
 
 // claimMode lets the container's user write, whichever it is. Nobody else gets
@@ -67,7 +67,7 @@ func (s *Space) recordPath(claim string) string { return s.path(reservationsDir,
 func notExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 func (s *Space) open() error {
-	if _, err := s.fs.Stat(s.dir); s.budget.Memory == 0 && s.budget.NVMe == 0 && notExist(err) {
+	if _, err := s.fs.Stat(s.dir); !s.made && s.budget.Memory == 0 && s.budget.NVMe == 0 && notExist(err) {
 		return nil
 	}
 	if err := format.Read(s.fs, s.dir); err != nil && !notExist(err) {
@@ -282,15 +282,5 @@ func (s *Space) sweep(ctx context.Context) error {
 	if s.lock == nil {
 		return nil
 	}
-	entries, err := s.fs.ReadDir(s.path(trashDir))
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		err = errors.Join(err, s.fs.RemoveAll(s.path(trashDir, e.Name())))
-	}
-	return err
+	return sweepTrash(ctx, s.fs, s.dir)
 }

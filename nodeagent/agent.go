@@ -21,7 +21,6 @@ import (
 	"github.com/hearth-dev/hearth/configfile"
 	"github.com/hearth-dev/hearth/dradriver/stock"
 	"github.com/hearth-dev/hearth/durable"
-	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
 	"github.com/hearth-dev/hearth/nodeagent/health"
 	"github.com/hearth-dev/hearth/nodeagent/local"
@@ -75,7 +74,7 @@ type Agent struct {
 	// Of the data role, nil without it:
 	store  *weightcache.Store
 	puller *weightcache.Puller
-	space  *kvtier.Space
+	space  *kvSpace
 	mirror *hubmirror.Mirror
 	keeper *keeper
 	// Of the control role, nil without it:

@@ -62,6 +62,9 @@ type Listen struct {
 	Mirror string `yaml:"mirror"`
 	Report string `yaml:"report"`
 	Admin  string `yaml:"admin"`
+	// RESP is where clients of kv.tenants come, which give a password. Nothing
+	// listens there while there is no such tenant.
+	RESP   string `yaml:"resp"`
 	Socket string `yaml:"socket"` // path of the unix socket; empty turns it off
 	// DataSocket is where the data role serves the control role, and DataAdmin
 	// its own admin listener, where the two run apart.
@@ -138,6 +141,7 @@ func Default() Config {
 		Roles: []string{RoleControl, RoleData},
 		Listen: Listen{
 			Mirror: local(identity.PortMirror), Report: local(identity.PortReport), Admin: local(identity.PortAgentAdmin),
+			RESP:       local(identity.PortRESP),
 			Socket:     identity.RuntimeDir + "/agent.sock",
 			DataSocket: identity.RuntimeDir + "/data.sock", DataAdmin: local(identity.PortDataAdmin),
 		},
@@ -146,7 +150,7 @@ func Default() Config {
 			StallTimeout: units.Duration(30 * time.Second), ScrubEvery: units.Duration(7 * 24 * time.Hour),
 			ScrubRate: units.Rate(64 * units.MiB), KeepFree: units.GiB,
 		},
-		KV:     KV{Dir: identity.StateDir + "/kv"},
+		KV:     KV{Dir: identity.StateDir + "/kv", DriveWritesPerDay: 1, Admit: AdmitUsed, VerifyEvery: 64},
 		Access: defaultAccess(),
 		Health: Health{StateDir: identity.StateDir + "/health"},
 
@@ -165,6 +169,7 @@ func (c Config) Validate() error {
 	v.Check(!c.apart() || c.Listen.DataSocket != "", "listen.dataSocket", "is empty, want the socket between the roles where they run apart")
 	c.Listen.validate(v, c.TLS)
 	c.KV.validate(v)
+	c.KV.validateRESP(v, c.Listen)
 	if c.TLS.set() {
 		v.Check(c.TLS.Cert != "" && c.TLS.Key != "" && c.TLS.CA != "", "tls", "wants all of cert, key and ca, or none")
 	}
@@ -197,7 +202,7 @@ func (c Config) Validate() error {
 
 func (l Listen) validate(v *configfile.Problems, tls TLS) {
 	for _, a := range []struct{ field, addr string }{
-		{"listen.mirror", l.Mirror}, {"listen.report", l.Report}, {"listen.admin", l.Admin}, {"listen.dataAdmin", l.DataAdmin},
+		{"listen.mirror", l.Mirror}, {"listen.report", l.Report}, {"listen.admin", l.Admin}, {"listen.dataAdmin", l.DataAdmin}, {"listen.resp", l.RESP},
 	} {
 		if a.addr == "" {
 			continue

@@ -76,6 +76,13 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		}
 		servers = append(servers, a.http(name, listener, &http.Server{Handler: identity.BodyWithin(identity.ForRoles(a.adminHandler(), identity.RoleClient, identity.RoleRouter), bodyWithin)}))
 	}
+	if l.RESP != "" && a.runs(RoleData) && a.space.hasClients() {
+		listener, err := identity.ListenTCP(ctx, l.RESP, identity.StalledTimeout)
+		if err != nil {
+			return servers, fmt.Errorf("listen for resp: %w", err)
+		}
+		servers = append(servers, a.respServer(ctx, listener))
+	}
 	if l.Report != "" && a.runs(RoleControl) {
 		s, err := a.listenReport(ctx, l.Report, files)
 		if err != nil {
@@ -117,6 +124,16 @@ func (a *Agent) listenTCP(ctx context.Context, name, addr string, files identity
 		return nil, errors.Join(fmt.Errorf("listen for %s: %w", name, err), listener.Close())
 	}
 	return tls.NewListener(listener, config), nil
+}
+
+// respServer serves the tenants of the configuration by their passwords.
+func (a *Agent) respServer(ctx context.Context, listener net.Listener) server {
+	a.bound("resp", listener.Addr())
+	serving, end := context.WithCancel(context.WithoutCancel(ctx))
+	return server{
+		serve: func() error { return a.space.serveTCP(serving, listener) },
+		stop:  func(context.Context) { end(); _ = listener.Close() },
+	}
 }
 
 func (a *Agent) listenReport(ctx context.Context, addr string, files identity.Files) (server, error) {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 	"github.com/hearth-dev/hearth/nodeagent/local"
 	"github.com/hearth-dev/hearth/weightcache"
@@ -78,7 +77,7 @@ func (a *Agent) buildData() error {
 	if err != nil {
 		return err
 	}
-	a.space, err = kvtier.Open(kvtier.Options{Dir: a.config.KV.Dir, Budget: a.config.KV.budget(), Log: a.log})
+	a.space, err = openKV(a.config.KV, a.log)
 	if err != nil {
 		return err
 	}
@@ -130,7 +129,7 @@ func (a *Agent) Close() error {
 func (a *Agent) startData(running context.Context, start func(name string, run func() error)) {
 	start("weights", func() error { return ending(running, a.puller.Run(running)) })
 	start("claims' weights", func() error { return a.inside.Run(running) })
-	start("KV space", func() error { return a.space.Run(running) })
+	start("KV space", func() error { return a.space.run(running) })
 	start("views", func() error { return a.publishViews(running) })
 	start("access", func() error { return a.checkAccess(running) })
 	for _, ref := range a.keep {

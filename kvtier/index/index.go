@@ -58,6 +58,7 @@ type Index struct {
 	ram  residents
 	sum  int64 // bytes of blocks that are on a drive
 	here int   // blocks that are on a drive
+	both int   // of them in RAM, too
 }
 
 // New makes an empty index.
@@ -234,6 +235,13 @@ func (x *Index) SetLoc(id ID, loc uint64) {
 	e := x.at(id)
 	had, has := e.locLow|e.locHigh != 0, loc != 0
 	size := int64(e.size & sizeMask)
+	if had != has && e.ram != 0 {
+		if has {
+			x.both++
+		} else {
+			x.both--
+		}
+	}
 	if had {
 		x.here--
 		x.sum -= size
@@ -248,16 +256,23 @@ func (x *Index) SetLoc(id ID, loc uint64) {
 // OnDrive is the number of blocks on a drive and the sum of their lengths.
 func (x *Index) OnDrive() (blocks int, bytes int64) { return x.here, x.sum }
 
+// Present is how many blocks are on a tier.
+func (x *Index) Present() int { return x.ram.count + x.here - x.both }
+
+// Limit is above every ID that stands.
+func (x *Index) Limit() ID { return x.next }
+
+// Stands says whether an ID below Limit names an entry. A free entry has no
+// fingerprint: a real one is all zeros by a chance of one in 2^128, and then it is
+// left out.
+func (x *Index) Stands(id ID) bool { return id != 0 && x.at(id).print != Print{} }
+
 // All gives every entry's ID, in no order that means anything, until yield says
 // stop. The index must not change meanwhile.
 func (x *Index) All(yield func(ID) bool) {
-	for n, step := range x.steps {
-		for i := range step {
-			// A free entry has no fingerprint: none is all zeros but by a chance of
-			// one in 2^128, and then it is left out.
-			if step[i].print != (Print{}) && !yield(ID(n<<stepBits|i)) {
-				return
-			}
+	for id := ID(1); id < x.next; id++ {
+		if x.Stands(id) && !yield(id) {
+			return
 		}
 	}
 }

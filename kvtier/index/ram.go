@@ -15,9 +15,14 @@ type resident struct {
 	id         ID // of its entry; 0 once it has left RAM, while someone still reads it
 	prev, next uint32
 	holds      uint32 // readers and writers; not evicted while above 0
+	size       uint32 // of the block, also after it left
 	queue      uint8
+	queued     bool  // waits to be written to a drive
 	used       uint8 // uses since it came or was last spared, at most 3
 }
+
+// residentBytes is the size of a resident.
+const residentBytes = 84
 
 // Queues of S3-FIFO. Only leaves are in one.
 const (
@@ -76,9 +81,12 @@ func (x *Index) Enter(id ID, r Resident, again bool) Hold {
 		}
 	}
 	m := x.ram.at(n)
-	*m = resident{Resident: r, id: id, holds: 1}
+	*m = resident{Resident: r, id: id, holds: 1, size: e.size & sizeMask}
 	e.ram = n
 	x.ram.count++
+	if e.locLow|e.locHigh != 0 {
+		x.both++
+	}
 	size := int64(e.size & sizeMask)
 	x.ram.bytes += size
 	if e.hot == 0 {
@@ -158,6 +166,9 @@ func (x *Index) Leave(id ID) (slot uint32, free bool) {
 	}
 	e.ram = 0
 	x.ram.count--
+	if e.locLow|e.locHigh != 0 {
+		x.both--
+	}
 	x.ram.bytes -= int64(e.size & sizeMask)
 	x.haunt(e.print)
 	slot = m.Slot
@@ -287,5 +298,24 @@ func (x *Index) Seen(p Print) bool { return x.ghost(p) }
 
 // ResidentBytes is the memory that the index takes for what is in RAM.
 func (x *Index) ResidentBytes() int64 {
-	return int64(len(x.ram.steps))<<stepBits*96 + int64(cap(x.ram.ghosts))*4
+	return int64(len(x.ram.steps))<<stepBits*residentBytes + int64(cap(x.ram.ghosts))*4
+}
+
+// Current is the entry whose block a hold is on, 0 once that has left RAM.
+func (x *Index) Current(h Hold) ID { return x.ram.at(uint32(h)).id }
+
+// HeldSize is the length of the block that a hold is on, in bytes.
+func (x *Index) HeldSize(h Hold) int { return int(x.ram.at(uint32(h)).size) }
+
+// Queued says whether a block in RAM waits to be written to a drive.
+func (x *Index) Queued(id ID) bool {
+	n := x.at(id).ram
+	return n != 0 && x.ram.at(n).queued
+}
+
+// SetQueued notes that a block in RAM waits to be written, or no more.
+func (x *Index) SetQueued(id ID, queued bool) {
+	if n := x.at(id).ram; n != 0 {
+		x.ram.at(n).queued = queued
+	}
 }

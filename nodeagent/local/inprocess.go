@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/dradriver/stock"
-	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -22,7 +21,7 @@ type Options struct {
 	Store  *weightcache.Store
 	Puller *weightcache.Puller // not running yet
 	// KV is the node's KV space; nil is none.
-	KV *kvtier.Space
+	KV KVSpace
 	// Sysfs is where the kernel shows its devices; empty means /sys.
 	Sysfs string
 	Log   *slog.Logger
@@ -32,7 +31,7 @@ type Options struct {
 type InProcess struct {
 	store  *weightcache.Store
 	puller *weightcache.Puller
-	space  *kvtier.Space
+	space  KVSpace
 	claims *weightcache.ClaimLeases
 	log    *slog.Logger
 	epoch  int64

@@ -10,8 +10,21 @@ import (
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
+// KVSpace is the node's KV space as the data role keeps it: *kvtier.Space, or that
+// with blocks and sockets.
+type KVSpace interface {
+	// Budget is what claims may take together.
+	Budget() kvtier.Budget
+	// Reserve gives a claim space and the path of the directory that is its own.
+	Reserve(ctx context.Context, r kvtier.Reservation) (dir string, err error)
+	Release(ctx context.Context, claim string) error
+	Reservations() []kvtier.Reservation
+	// Bad are records that could not be understood.
+	Bad() []string
+}
+
 // kv is stock.KV over the space of the same process; nil is none.
-type kv struct{ space *kvtier.Space }
+type kv struct{ space KVSpace }
 
 var _ stock.KV = kv{}
 

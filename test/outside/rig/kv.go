@@ -92,7 +92,7 @@ func (r *Rig) StartKV(ctx context.Context, name string, tenants ...KVTenant) (*K
 				return nil, fmt.Errorf("lay out %s: %w", name, err)
 			}
 		}
-		fmt.Fprintf(&list, "    - {name: %q, memory: %s, nvme: %s, socket: %q, credentialFile: %q}\n", t.Name, t.Memory, t.NVMe, s.sockets[t.Name], credential)
+		fmt.Fprintf(&list, "    - {name: %q, memory: %s, nvme: %s, socket: %q, credentialFile: %q, anonymous: %t}\n", t.Name, t.Memory, t.NVMe, s.sockets[t.Name], credential, t.Password == "")
 	}
 	config := fmt.Sprintf(`apiVersion: %s
 kind: %s

@@ -1,0 +1,62 @@
+package kvtier
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/hearth-dev/hearth/kvtier/gate"
+	"github.com/hearth-dev/hearth/kvtier/index"
+	"github.com/hearth-dev/hearth/kvtier/segment"
+)
+
+// worthLocked is the load gate: whether a block comes sooner from its tier than
+// from the engine. What is in RAM does.
+func (n *Namespace) worthLocked(id index.ID) bool {
+	t := n.tenant
+	if _, here := t.index.Resident(id); here {
+		return true
+	}
+	load := t.cache.speed(t.locLocked(id)).Load(int64(t.index.Size(id)))
+	if gate.Decide(load, gate.Recompute{Tokens: n.tokensLocked(), Rate: t.spec.PrefillRate}) {
+		return true
+	}
+	t.stats.gated.Add(1)
+	return false
+}
+
+// speed is what is known of the drive that a block is on.
+func (c *Cache) speed(loc segment.Loc) *gate.Estimator {
+	return c.speeds[int(loc.Drive())%len(c.speeds)]
+}
+
+// measure finds how fast the drives are, once a start, where any tenant uses
+// them. Until then they count as slow ones.
+func (c *Cache) measure(ctx context.Context) {
+	used := false
+	for _, t := range c.Tenants() {
+		used = used || t.Spec().NVMe > 0
+	}
+	if !used {
+		return
+	}
+	for i, dir := range c.drives() {
+		speed, err := segment.SelfTest(ctx, c.fs, dir)
+		if err != nil {
+			if ctx.Err() == nil {
+				c.log.Warn("a drive cannot be measured, it counts as a slow one", slog.String("dir", dir), slog.Any("error", err))
+			}
+			continue
+		}
+		c.speeds[i].Seed(gate.Speed{Bandwidth: speed.Read, Latency: speed.Latency})
+		c.log.Info("drive measured", slog.String("dir", dir), slog.Int64("bytesPerSecond", int64(speed.Read)), slog.Duration("latency", speed.Latency))
+	}
+}
+
+// Speeds are what is known of the drives, in their order: Dir first.
+func (c *Cache) Speeds() []gate.Speed {
+	list := make([]gate.Speed, len(c.speeds))
+	for i, s := range c.speeds {
+		list[i] = s.Speed()
+	}
+	return list
+}

@@ -1,0 +1,129 @@
+package kvtier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/hearth-dev/hearth/kvtier/block"
+	"github.com/hearth-dev/hearth/kvtier/index"
+	"github.com/hearth-dev/hearth/kvtier/segment"
+)
+
+// load is a read from a drive that others who want the block wait for.
+type load struct{ done chan struct{} }
+
+func (t *Tenant) locLocked(id index.ID) segment.Loc { return segment.Loc(t.index.Loc(id)) }
+
+// fromDrive reads a block from a drive into RAM. again says to look anew. It is
+// called locked and returns unlocked.
+func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key) (b *Block, again bool, err error) {
+	t := n.tenant
+	print := t.index.Print(id)
+	if other := t.loads[print]; other != nil {
+		t.mu.Unlock()
+		select {
+		case <-other.done:
+			return nil, true, nil
+		case <-ctx.Done():
+			return nil, false, fmt.Errorf("read block: %w", context.Cause(ctx))
+		}
+	}
+	mine := &load{done: make(chan struct{})}
+	t.loads[print] = mine
+	loc, size, drive := t.locLocked(id), t.index.Size(id), t.drive
+	t.index.Touch(id)
+	t.mu.Unlock()
+	defer func() {
+		t.mu.Lock()
+		delete(t.loads, print)
+		t.mu.Unlock()
+		close(mine.done)
+	}()
+	slot, err := t.room(size)
+	if err != nil {
+		t.stats.noRoom.Add(1)
+		return nil, false, fmt.Errorf("%w: no RAM to read it into: %w", ErrMiss, err)
+	}
+	reading := t.cache.speed(loc).Begin(int64(size))
+	r, err := drive.Read(ctx, loc, n.id, key, t.cache.arena.Padded(slot, size))
+	if err != nil {
+		reading.Failed()
+		again, err = n.failed(ctx, drive, id, loc, key, err)
+		t.mu.Lock()
+		t.freeLocked(slot, size)
+		t.mu.Unlock()
+		return nil, again, err
+	}
+	reading.Done()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	same := t.index.Find(print) == id && t.locLocked(id) == loc && !t.gone
+	b = &Block{tenant: t, slot: slot, size: size, tier: TierNVMe}
+	t.stats.hits[TierNVMe].Add(1)
+	t.stats.hitBytes[TierNVMe].Add(int64(size))
+	t.stats.hitTokens[TierNVMe].Add(int64(n.tokensLocked()))
+	if _, here := t.residentLocked(id); same && !here {
+		b.hold = t.index.Enter(id, index.Resident{Key: key, Sum: r.Sum, Slot: uint32(slot)}, true)
+		t.cache.events.add(t, n.id, key, EventStored, TierRAM)
+	}
+	return b, false, nil
+}
+
+// tokensLocked is tokensOf for who has the tenant.
+func (n *Namespace) tokensLocked() int {
+	if n.tokens > 0 {
+		return n.tokens
+	}
+	return n.tenant.spec.BlockTokens
+}
+
+// failed says what a read that failed means: again where the block moved
+// meanwhile, else an error. What is damaged is ended durably, since a drive that
+// gives it well at another time would bring it back over what is stored then.
+func (n *Namespace) failed(ctx context.Context, drive *segment.Log, id index.ID, loc segment.Loc, key block.Key, err error) (again bool, _ error) {
+	t := n.tenant
+	if ctx.Err() != nil {
+		return false, fmt.Errorf("read block: %w", context.Cause(ctx))
+	}
+	print := n.print(key)
+	t.mu.Lock()
+	same := t.index.Find(print) == id && t.locLocked(id) == loc && !t.gone
+	upto := drive.LastSeq()
+	t.mu.Unlock()
+	if !same {
+		return true, nil
+	}
+	t.stats.misses.Add(1)
+	if errors.Is(err, segment.ErrGone) {
+		t.stats.goneReads.Add(1)
+	} else {
+		t.noteDamage(n.id, key, TierNVMe, err.Error())
+		// The reader's ctx is no reason to leave it.
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
+		defer cancel()
+		if err := drive.Delete(ending, []segment.Tombstone{{Namespace: n.id, Key: key, Upto: upto}}); err != nil {
+			t.log.Error("a damaged block was not ended on the drive", slog.String("key", key.String()), slog.Any("error", err))
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.index.Find(print) == id && t.locLocked(id) == loc {
+		t.index.SetLoc(id, 0)
+		t.index.Drop(id)
+	}
+	return false, fmt.Errorf("%w: %w", ErrMiss, err)
+}
+
+// endLimit bounds how long a miss waits for a damaged block to be ended.
+const endLimit = 5 * time.Second
+
+// noteDamage notes that a block's bytes are not what was stored.
+func (t *Tenant) noteDamage(space block.Namespace, key block.Key, tier Tier, why string) {
+	t.stats.damaged[tier].Add(1)
+	t.log.Error("a block is damaged, it is a miss", slog.String("namespace", space.String()), slog.String("key", key.String()),
+		slog.String("tier", tier.String()), slog.String("reason", why))
+	t.cache.events.add(t, space, key, EventDamaged, tier)
+}

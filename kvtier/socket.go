@@ -1,0 +1,49 @@
+package kvtier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+)
+
+// SocketName is the agent's socket in a claim's directory.
+const SocketName = "kv.sock"
+
+// Listen puts the agent's socket into a claim's directory, in place of what has
+// its name there. Anybody who sees the directory may connect: that is the claim's
+// containers. The socket goes with the directory.
+func (s *Space) Listen(ctx context.Context, claim string) (net.Listener, error) {
+	if err := checkClaim(claim); err != nil {
+		return nil, fmt.Errorf("listen for claim: %w", err)
+	}
+	// A container may write into its directory and is not to be followed by any
+	// link in it: the socket is made beside it, where only the agent comes, and
+	// moved in whole. The folder's descriptor keeps the path short enough.
+	folder, err := os.Open(s.path(claimsDir))
+	if err != nil {
+		return nil, fmt.Errorf("listen for claim %s: %w", claim, err)
+	}
+	defer func() { _ = folder.Close() }()
+	beside := s.path(claimsDir, ".sock-"+claim)
+	if err := os.Remove(beside); err != nil && !notExist(err) {
+		return nil, fmt.Errorf("listen for claim %s: %w", claim, err)
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(int(folder.Fd()))+"/.sock-"+claim)
+	if err != nil {
+		return nil, fmt.Errorf("listen for claim %s: %w", claim, err)
+	}
+	if u, ok := l.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false)
+	}
+	err = os.Chmod(beside, 0o666)
+	if err == nil {
+		err = os.Rename(beside, s.path(claimsDir, claim, SocketName))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen for claim %s: %w", claim, errors.Join(err, l.Close(), os.Remove(beside)))
+	}
+	return l, nil
+}

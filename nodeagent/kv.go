@@ -1,0 +1,329 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hearth-dev/hearth/identity"
+	"github.com/hearth-dev/hearth/kvtier"
+	"github.com/hearth-dev/hearth/kvtier/block"
+	"github.com/hearth-dev/hearth/kvtier/resp"
+)
+
+// kvSpace is the data role's KV: the space that claims reserve, the blocks of
+// claims and tenants, and the listeners that serve them. Reserve and Release are
+// those of the space, with the blocks.
+type kvSpace struct {
+	*kvtier.Space
+	config KV
+	log    *slog.Logger
+	cache  *kvtier.Cache // nil where no space is configured
+	server *resp.Server
+	open   *kvServed // of clients without a password on listen.resp; nil is none
+	creds  *resp.Credentials
+
+	mu        sync.Mutex
+	served    map[string]*kvServed // by kind and name
+	passwords int                  // in creds
+	running   context.Context      // of run; nil while it does not run
+	serving   sync.WaitGroup
+}
+
+// kvServed is a tenant and how it is served.
+type kvServed struct {
+	tenant   *kvtier.Tenant
+	resp     *resp.Tenant
+	listener net.Listener // its own; nil is none
+	end      context.CancelFunc
+	ended    chan struct{}
+}
+
+// openKV opens the space and takes the blocks of all claims and tenants in,
+// before anybody is served.
+func openKV(config KV, log *slog.Logger) (_ *kvSpace, err error) {
+	k := &kvSpace{config: config, log: log, served: map[string]*kvServed{}, server: resp.New(resp.Options{Log: log}), creds: &resp.Credentials{}}
+	k.Space, err = kvtier.Open(kvtier.Options{Dir: config.Dir, Budget: config.budget(), Make: config.set(), Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if !config.set() {
+		return k, nil
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, k.Close())
+		}
+	}()
+	k.cache, err = kvtier.OpenCache(kvtier.CacheOptions{
+		Dir: config.Dir, Drives: config.Drives, Memory: config.Memory, VerifyEvery: config.VerifyEvery, Log: log,
+		Wear: kvtier.WearOptions{WritesPerDay: config.DriveWritesPerDay, Capacity: config.DriveCapacity, Endurance: config.DriveEndurance},
+	})
+	if err != nil {
+		return nil, err
+	}
+	group, ctx := errgroup.WithContext(context.Background())
+	group.SetLimit(8)
+	for _, r := range k.Reservations() {
+		if r.Namespace == "" {
+			continue // its record was lost: it has a directory and no sizes
+		}
+		group.Go(func() error { return k.addClaim(ctx, r) })
+	}
+	for _, t := range config.Tenants {
+		group.Go(func() error { return k.addTenant(ctx, t) })
+	}
+	return k, group.Wait()
+}
+
+// addClaim serves a claim's blocks on the socket in its directory.
+func (k *kvSpace) addClaim(ctx context.Context, r kvtier.Reservation) error {
+	served, err := k.serve(ctx, k.config.claimSpec(r))
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	has := served.listener != nil
+	k.mu.Unlock()
+	if has {
+		return nil
+	}
+	l, err := k.Listen(context.WithoutCancel(ctx), r.Claim)
+	if err != nil {
+		return err
+	}
+	k.listen(served, l)
+	return nil
+}
+
+// addTenant serves the blocks of a tenant of the configuration.
+func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
+	spec, err := k.config.spec(t)
+	if err != nil {
+		return err
+	}
+	served, err := k.serve(ctx, spec)
+	if err != nil {
+		return err
+	}
+	switch {
+	case t.CredentialFile != "":
+		password, err := readSecret(t.CredentialFile)
+		if err != nil {
+			return fmt.Errorf("read credentialFile of KV tenant %s: %w", t.Name, err)
+		}
+		k.mu.Lock()
+		if err = k.creds.Add(served.resp, string(password)); err == nil {
+			k.passwords++
+		}
+		k.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	case t.Anonymous:
+		k.mu.Lock()
+		k.open = served
+		k.mu.Unlock()
+	}
+	if t.Socket == "" {
+		return nil
+	}
+	l, err := identity.ListenSocket(context.WithoutCancel(ctx), t.Socket)
+	if err != nil {
+		return fmt.Errorf("listen for KV tenant %s: %w", t.Name, err)
+	}
+	k.listen(served, l)
+	return nil
+}
+
+// serve gives a tenant of the cache and its side of the protocol.
+func (k *kvSpace) serve(ctx context.Context, spec kvtier.TenantSpec) (*kvServed, error) {
+	tenant, err := k.cache.AddTenant(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	key := spec.Kind + " " + spec.Name
+	k.mu.Lock()
+	served := k.served[key]
+	k.mu.Unlock()
+	if served != nil && served.tenant == tenant {
+		return served, nil
+	}
+	n, err := tenant.Namespace(ctx, block.Identity{Format: resp.Format, Hash: resp.HashName})
+	if err != nil {
+		return nil, err
+	}
+	served = &kvServed{tenant: tenant, resp: resp.NewTenant(resp.TenantOptions{
+		Name: spec.Name, Blocks: blocks{n}, PinBytes: func() int64 { return int64(tenant.Stats().RAM.Budget) / 4 },
+		Count: func() int64 { return tenant.Stats().Total },
+	})}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.served[key] = served
+	return served, nil
+}
+
+// listen serves a tenant on a listener of its own, at once where the agent runs.
+func (k *kvSpace) listen(served *kvServed, l net.Listener) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	served.listener = l
+	if k.running != nil {
+		k.startLocked(served)
+	}
+}
+
+func (k *kvSpace) startLocked(served *kvServed) {
+	ctx, cancel := context.WithCancel(k.running)
+	served.end, served.ended = cancel, make(chan struct{})
+	k.serving.Go(func() {
+		defer close(served.ended)
+		if err := k.server.Serve(ctx, served.listener, resp.Access{Tenant: served.resp}); err != nil {
+			k.log.Error("a KV socket is served no more", slog.String("tenant", served.tenant.Name()), slog.Any("error", err))
+		}
+	})
+}
+
+// hasClients says whether listen.resp has anybody to serve.
+func (k *kvSpace) hasClients() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.open != nil || k.passwords > 0
+}
+
+// serveTCP serves tenants by their passwords, until ctx ends.
+func (k *kvSpace) serveTCP(ctx context.Context, l net.Listener) error {
+	access := resp.Access{Authenticate: k.creds.Authenticate}
+	if k.open != nil {
+		access.Tenant = k.open.resp
+	}
+	if err := k.server.Serve(ctx, l, access); err != nil {
+		return fmt.Errorf("serve resp: %w", err)
+	}
+	return nil
+}
+
+// run serves the sockets and writes blocks, until ctx ends.
+func (k *kvSpace) run(ctx context.Context) error {
+	group, running := errgroup.WithContext(ctx)
+	group.Go(func() error { return k.Run(running) })
+	if k.cache == nil {
+		return group.Wait()
+	}
+	k.mu.Lock()
+	k.running = running
+	for _, served := range k.served {
+		if served.listener != nil {
+			k.startLocked(served)
+		}
+	}
+	k.mu.Unlock()
+	group.Go(func() error { return k.cache.Run(running) })
+	err := group.Wait()
+	k.mu.Lock()
+	k.running = nil
+	k.mu.Unlock()
+	k.serving.Wait()
+	return err
+}
+
+// Reserve gives a claim space, its directory, and blocks with a socket in it.
+func (k *kvSpace) Reserve(ctx context.Context, r kvtier.Reservation) (string, error) {
+	dir, err := k.Space.Reserve(ctx, r)
+	if err != nil || k.cache == nil {
+		return dir, err
+	}
+	if err := k.addClaim(ctx, r); err != nil {
+		return "", fmt.Errorf("reserve KV space for claim %s: %w", r.Claim, err)
+	}
+	return dir, nil
+}
+
+// Release ends a claim's blocks and then its space.
+func (k *kvSpace) Release(ctx context.Context, claim string) error {
+	if k.cache == nil {
+		return k.Space.Release(ctx, claim)
+	}
+	key := kvtier.TenantClaim + " " + claim
+	k.mu.Lock()
+	served := k.served[key]
+	delete(k.served, key)
+	k.mu.Unlock()
+	if served != nil {
+		if err := served.stop(ctx); err != nil {
+			return fmt.Errorf("release KV space of claim %s: %w", claim, err)
+		}
+	}
+	if err := k.cache.RemoveTenant(ctx, kvtier.TenantClaim, claim); err != nil {
+		return fmt.Errorf("release KV space of claim %s: %w", claim, err)
+	}
+	return k.Space.Release(ctx, claim)
+}
+
+// stop ends the listener of a tenant and waits for its connections.
+func (s *kvServed) stop(ctx context.Context) error {
+	if s.end == nil {
+		if s.listener != nil {
+			_ = s.listener.Close()
+		}
+		return nil
+	}
+	s.end()
+	select {
+	case <-s.ended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Close gives memory, files and the directory back.
+func (k *kvSpace) Close() error {
+	var err error
+	k.mu.Lock()
+	for _, served := range k.served {
+		if served.listener != nil {
+			if e := served.listener.Close(); e != nil && !errors.Is(e, net.ErrClosed) {
+				err = errors.Join(err, e)
+			}
+		}
+	}
+	k.mu.Unlock()
+	if k.cache != nil {
+		err = errors.Join(err, k.cache.Close())
+	}
+	return errors.Join(err, k.Space.Close())
+}
+
+// blocks are a namespace as the protocol wants it.
+type blocks struct{ *kvtier.Namespace }
+
+var _ resp.Blocks = blocks{}
+
+func (b blocks) Pin(key block.Key) (resp.Pin, bool) {
+	if p, ok := b.Namespace.Pin(key); ok {
+		return p, true
+	}
+	return nil, false
+}
+
+func (b blocks) Get(ctx context.Context, key block.Key) (resp.Block, error) {
+	got, err := b.Namespace.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return got, nil
+}
+
+func (b blocks) Put(key block.Key, size int, parent block.Key, hasParent bool) (resp.Put, error) {
+	p, err := b.Namespace.Put(key, size, kvtier.PutOptions{Parent: parent, HasParent: hasParent})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
