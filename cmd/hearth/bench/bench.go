@@ -1,5 +1,5 @@
 // Package bench measures Hearth's speed and memory as rows of own and reference,
-// in turn, in one run: `hearth bench router`, `weights` and `dra`. The parts
+// in turn, in one run: `hearth bench router`, `weights`, `dra` and `kv`. The parts
 // under test are real processes started from this same program; nothing here is
 // imported by them.
 package bench
@@ -49,6 +49,7 @@ func Command() *cobra.Command {
 		{"router", "CPU and memory per request against httputil.ReverseProxy", runRouter},
 		{"weights", "Landing rate and mirror against the disk, the hash and a file server", runWeights},
 		{"dra", "Prepare, Unprepare and publishing beside their fsyncs and a plain API call", runDRA},
+		{"kv", "The KV store's RESP server beside redis and valkey", runKV},
 	} {
 		one := &cobra.Command{Use: b.name, Short: b.short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return runBench(cmd, b.name, o, b.run)
@@ -62,7 +63,7 @@ func Command() *cobra.Command {
 		cmd.AddCommand(one)
 	}
 	cmd.AddCommand(childCommands()...)
-	cmd.AddCommand(originCommand(), manyCommand(), driverCommand())
+	cmd.AddCommand(originCommand(), manyCommand(), driverCommand(), loadCommand())
 	cmd.AddCommand(renderCommand())
 	return cmd
 }
