@@ -227,10 +227,19 @@ func (t *Tenant) checkpoint(ctx context.Context) {
 	}
 	began := time.Now()
 	data := t.snapshot(drive).encode()
+	t.saving <- struct{}{}
+	defer func() { <-t.saving }()
+	t.mu.Lock()
+	same := t.drive == drive
+	t.mu.Unlock()
+	if !same {
+		return // the tenant ended, or began anew
+	}
 	if err := durable.WriteFile(t.cache.fs, t.checkpointPath(), data, 0o600); err != nil {
 		t.log.Warn("the checkpoint was not written", slog.Any("error", err))
 		return
 	}
+	t.cache.wear.save()
 	t.checkpointed.Store(changed)
 	t.checkpointBytes.Store(before.Bytes)
 	t.log.Debug("checkpoint written", slog.Int("bytes", len(data)), slog.Duration("took", time.Since(began)))

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
@@ -40,7 +39,8 @@ const (
 type wearKeeper struct {
 	ledger    *wear.Ledger // nil: no bound
 	log       *slog.Logger
-	rate      int64 // bytes per second, of a whole day
+	rate      atomic.Int64 // bytes per second, of a whole day
+	capacity  int64        // bytes that a write of the whole is
 	endurance int64
 	failing   atomic.Bool
 	refused   atomic.Int64 // writes
@@ -63,12 +63,12 @@ func openWear(opts CacheOptions) (*wearKeeper, error) {
 			capacity += total
 		}
 	}
-	w.rate = wear.Rate(opts.Wear.WritesPerDay, capacity)
-	day := float64(w.rate) * (24 * time.Hour).Seconds()
+	w.capacity = capacity
+	w.rate.Store(wear.Rate(opts.Wear.WritesPerDay, capacity))
 	options := wear.Options{
 		FS: opts.FS, Path: filepath.Join(opts.Dir, wearFile), Now: opts.Wear.Now,
-		Rate: int64(float64(w.rate) * rateOfDay), Burst: int64(math.Ceil(day * burstOfDay)),
 	}
+	options.Rate, options.Burst = rates(w.rate.Load())
 	options.First = options.Burst
 	var err error
 	w.ledger, err = wear.Open(options)
@@ -132,6 +132,16 @@ func (w *wearKeeper) level(tenant [16]byte) float64 {
 	return w.ledger.FillFor(tenant)
 }
 
+// save writes down what was written, so that a kill loses less of what may be.
+func (w *wearKeeper) save() {
+	if w.ledger == nil {
+		return
+	}
+	if err := w.ledger.Save(); err != nil {
+		w.log.Warn("what was written to the drives is not noted yet", slog.Any("error", err))
+	}
+}
+
 func (w *wearKeeper) close() error {
 	if w.ledger == nil {
 		return nil
@@ -158,7 +168,7 @@ func (c *Cache) Wear() WearStats {
 	if w.ledger == nil {
 		return WearStats{}
 	}
-	s := WearStats{Bounded: true, Written: w.ledger.Written(), Rate: w.rate, Level: w.ledger.Fill(), Refused: w.refused.Load()}
-	s.DaysLeft, s.Known = wear.DaysLeft(w.endurance, s.Written, w.rate)
+	s := WearStats{Bounded: true, Written: w.ledger.Written(), Rate: w.rate.Load(), Level: w.ledger.Fill(), Refused: w.refused.Load()}
+	s.DaysLeft, s.Known = wear.DaysLeft(w.endurance, s.Written, s.Rate)
 	return s
 }
