@@ -49,7 +49,7 @@ func (l *Log) Append(ctx context.Context, writes []Write) ([]Loc, error) {
 	failures := map[*drive]int{}
 	var d *drive
 	for i := 0; i < len(writes); {
-		if l.tooLarge(writes[i].Size) || int(writes[i].Size) > len(writes[i].Data) {
+		if l.refuses(&writes[i]) {
 			errs, left = append(errs, ErrTooLarge), true
 			i++
 			continue
@@ -97,6 +97,11 @@ func (l *Log) reused(locs []Loc) (found bool) {
 	return found
 }
 
+// refuses says whether a block cannot be written.
+func (l *Log) refuses(w *Write) bool {
+	return int(w.Size) > len(w.Data) || l.tooLarge(w.Size)
+}
+
 // tooLarge says whether a block does not fit a segment.
 func (l *Log) tooLarge(size uint32) bool {
 	flags := blockFlags(size, l.opts.AEAD != nil)
@@ -136,7 +141,7 @@ func (l *Log) appendSome(ctx context.Context, d *drive, writes []Write, locs []L
 	}
 	defer give(d.turn)
 	out := make([]Record, len(writes))
-	n, err := d.put(writes, out, false)
+	n, err := d.put(writes, out, false, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -155,7 +160,7 @@ func (l *Log) makeRoom(ctx context.Context, d *drive, pages int64) error {
 	keep := true
 	for {
 		if l.wantsSpare(d) {
-			if err := l.reclaim(ctx, d, keep); err != nil && ctx.Err() != nil {
+			if err := l.reclaim(ctx, d, keep, pages); err != nil && ctx.Err() != nil {
 				return err
 			}
 			keep = false // or what is kept might leave no room, again and again
@@ -171,7 +176,7 @@ func (l *Log) makeRoom(ctx context.Context, d *drive, pages int64) error {
 		switch {
 		case err == nil:
 		case errors.Is(err, errNoFree):
-			if err := l.reclaim(ctx, d, false); err != nil {
+			if err := l.reclaim(ctx, d, false, 0); err != nil {
 				return err
 			}
 		default:
@@ -207,13 +212,14 @@ type group struct {
 }
 
 // put writes the first of the blocks, as many as one call takes, and gives how
-// many it dealt with: of a reclaim's those are left out that ended meanwhile. The
+// many it dealt with: of a reclaim's those are left out that ended meanwhile, and
+// reserve pages are left free. The
 // drive fills a segment with room for the first; out has what was written. With
 // appends and the turn.
-func (d *drive) put(writes []Write, out []Record, moving bool) (int, error) {
+func (d *drive) put(writes []Write, out []Record, moving bool, reserve int64) (int, error) {
 	l := d.log
 	s := d.open
-	g, n := d.gather(s, writes, moving)
+	g, n := d.gather(s, writes, moving, reserve)
 	if len(g.records) == 0 {
 		return n, nil
 	}
@@ -243,7 +249,7 @@ func (d *drive) put(writes []Write, out []Record, moving bool) (int, error) {
 
 // gather lays out what one call writes. n is how many of the blocks are dealt
 // with.
-func (d *drive) gather(s *segment, writes []Write, moving bool) (g group, n int) {
+func (d *drive) gather(s *segment, writes []Write, moving bool, reserve int64) (g group, n int) {
 	l := d.log
 	l.mu.Lock()
 	first := l.seq + 1
@@ -254,8 +260,11 @@ func (d *drive) gather(s *segment, writes []Write, moving bool) (g group, n int)
 		if _, ended := l.ended[name{w.Namespace, w.Key}]; moving && ended {
 			continue
 		}
+		if l.refuses(w) {
+			break
+		}
 		scratch := l.scratchFor(w, flags)
-		if !s.fits(g.pages+pages, len(g.records)+1) ||
+		if !s.fits(g.pages+pages+reserve, len(g.records)+1) ||
 			g.pages > 0 && ((g.pages+pages)*PageSize > groupBytes || g.used+scratch > groupScratch) {
 			break
 		}

@@ -180,7 +180,7 @@ func TestANewerVersionIsToldFromADamagedOne(t *testing.T) {
 		}
 	}
 	line := []byte("hearth segments 2 whatever it says")
-	data := append(append(slices.Clone(line), ' '), hex.EncodeToString(binaryBig(xxh3.Hash(line)))...)
+	data := append(append(slices.Clone(line), ' '), hex16(xxh3.Hash(line))...)
 	if _, err := decodeMembership(data); !errors.Is(err, ErrNewer) {
 		t.Errorf("a newer generation gives %v", err)
 	}
@@ -218,9 +218,15 @@ func TestSegmentsAreAsLargeAsEightFitAndTheLargestBlockNeeds(t *testing.T) {
 		largest int
 		want    int64
 	}{
-		{0, 1, 4 << 20}, {32 << 20, 1 << 20, 4 << 20}, {64<<20 - 1, 1 << 20, 4 << 20}, {64 << 20, 1 << 20, 8 << 20},
-		{1 << 40, 1 << 20, MaxSize}, {64 << 20, 8 << 20, 16 << 20}, {0, block.MaxSize, 128 << 20},
-		{32 << 20, 4<<20 - 3*PageSize, 8 << 20}, {32 << 20, 4<<20 - 4*PageSize, 4 << 20},
+		{0, 1, 4 << 20},
+		{32 << 20, 1 << 20, 4 << 20},
+		{64<<20 - 1, 1 << 20, 4 << 20},
+		{64 << 20, 1 << 20, 8 << 20},
+		{1 << 40, 1 << 20, MaxSize},
+		{64 << 20, 8 << 20, 16 << 20},
+		{0, block.MaxSize, 128 << 20},
+		{32 << 20, 4<<20 - 3*PageSize, 8 << 20},
+		{32 << 20, 4<<20 - 4*PageSize, 4 << 20},
 	} {
 		if got := chooseSize(c.bytes, c.largest); got != c.want {
 			t.Errorf("%d bytes with blocks of %d: segments of %d, want %d", c.bytes, c.largest, got, c.want)
@@ -376,3 +382,7 @@ func sampleSegment(t testing.TB) []byte {
 	}
 	return data
 }
+
+func hash64(p []byte) uint64 { return xxh3.Hash(p) }
+
+func hex16(v uint64) string { return hex.EncodeToString(binaryBig(v)) }

@@ -343,8 +343,11 @@ func (l *Log) release() {
 		free()
 	}
 	l.frees = nil
-	l.pages.drain()
-	l.payload.drain()
+	for _, p := range []*pool{l.pages, l.payload} {
+		if p != nil {
+			p.drain()
+		}
+	}
 }
 
 // list are a drive's segments, oldest first.

@@ -41,9 +41,7 @@ func (l *Log) discard() {
 			_ = s.file.Close() // nothing was promised of it
 		}
 	}
-	if l.pages != nil {
-		l.release()
-	}
+	l.release()
 }
 
 func (l *Log) memory(bytes int64) ([]byte, error) {

@@ -102,6 +102,7 @@ func (l *Log) atLocked(loc Loc) *segment {
 // reused.
 func (l *Log) ref(ctx context.Context, loc Loc) (*segment, uint64, error) {
 	if int(loc.Drive()) >= len(l.drives) {
+		l.count(func(s *Stats) { s.Gone++ })
 		return nil, 0, ErrGone
 	}
 	d := l.drives[loc.Drive()]

@@ -8,18 +8,31 @@ import (
 )
 
 // reclaim makes the oldest segment of a drive free that nobody pins. What it keeps
-// is written anew first, up to half a segment. Only when nothing of it can come
-// back any more is the caller told what went. With appends.
-func (l *Log) reclaim(ctx context.Context, d *drive, keep bool) error {
-	s, older := d.victim()
-	if s == nil {
-		return ErrFull
-	}
-	defer func() {
+// is written anew first, up to half a segment, and leaves some pages of the one
+// that is filled. Only when nothing of it can come back any more is the caller
+// told what went. With appends.
+func (l *Log) reclaim(ctx context.Context, d *drive, keep bool, reserve int64) error {
+	tried := map[*segment]bool{}
+	for {
+		s, older := d.victim(keep, tried)
+		if s == nil {
+			return ErrFull
+		}
+		err := l.reclaimOne(ctx, d, s, older, keep, reserve)
 		l.mu.Lock()
-		l.ended = nil
+		l.ended, s.ending = nil, false
 		l.mu.Unlock()
-	}()
+		if !errors.Is(err, errPinned) {
+			return err
+		}
+		tried[s] = true
+	}
+}
+
+// errPinned says that a segment was pinned while it was to be reclaimed.
+var errPinned = fmt.Errorf("%w: it was pinned meanwhile", ErrFull)
+
+func (l *Log) reclaimOne(ctx context.Context, d *drive, s *segment, older, keep bool, reserve int64) error {
 	entries, err := d.entries(s)
 	if err != nil {
 		if older {
@@ -40,7 +53,7 @@ func (l *Log) reclaim(ctx context.Context, d *drive, keep bool) error {
 			stones = append(stones, e.tombstone())
 		}
 	}
-	moved, err := l.moveAll(ctx, d, s, blocks, stones, keep)
+	moved, err := l.moveAll(ctx, d, s, blocks, stones, keep, reserve)
 	if err != nil {
 		return fmt.Errorf("reclaim segment: %w", err)
 	}
@@ -70,13 +83,14 @@ func (l *Log) reclaim(ctx context.Context, d *drive, keep bool) error {
 }
 
 // victim chooses the segment to be reclaimed, and says whether an older one is
-// left that its tombstones may be about. From now on keys that end are noted.
-func (d *drive) victim() (found *segment, older bool) {
+// left that its tombstones may be about. From now on keys that end are noted, and
+// where nothing is kept nobody pins it any more.
+func (d *drive) victim(keep bool, tried map[*segment]bool) (found *segment, older bool) {
 	l := d.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range d.segments {
-		if s.state == free || s.state == filling || s.pins > 0 || s.lost {
+		if s.state == free || s.state == filling || s.pins > 0 || s.lost || tried[s] {
 			continue
 		}
 		// One that could not be ended is tried again where there is no other.
@@ -90,7 +104,7 @@ func (d *drive) victim() (found *segment, older bool) {
 	for _, s := range d.segments {
 		older = older || s.state != free && s.incarnation < found.incarnation
 	}
-	l.ended = map[name]struct{}{}
+	l.ended, found.ending = map[name]struct{}{}, !keep
 	return found, older
 }
 
@@ -119,7 +133,7 @@ type move struct{ from, to Record }
 
 // moveAll writes anew what is kept of a segment, tombstones first, and makes it
 // durable.
-func (l *Log) moveAll(ctx context.Context, d *drive, s *segment, blocks []Record, stones []Tombstone, keep bool) (moved []move, err error) {
+func (l *Log) moveAll(ctx context.Context, d *drive, s *segment, blocks []Record, stones []Tombstone, keep bool, reserve int64) (moved []move, err error) {
 	var kept []Record
 	if keep && l.opts.Reclaim != nil && len(blocks) > 0 {
 		for i, k := range l.opts.Reclaim(ctx, blocks) {
@@ -137,7 +151,7 @@ func (l *Log) moveAll(ctx context.Context, d *drive, s *segment, blocks []Record
 		return nil, nil
 	}
 	into := map[*segment]bool{}
-	if moved, err = l.moveBlocks(ctx, d, s, kept, into); err != nil {
+	if moved, err = l.moveBlocks(ctx, d, s, kept, into, reserve); err != nil {
 		return nil, err
 	}
 	if err := take(ctx, d.turn); err != nil {
@@ -191,7 +205,7 @@ func (d *drive) endAgain(ctx context.Context, stones []Tombstone) error {
 // moveBlocks reads blocks and writes them to the segment that is filled, while it
 // has room and Spend lets it. Those that are damaged, and keys that ended
 // meanwhile, stay behind.
-func (l *Log) moveBlocks(ctx context.Context, d *drive, s *segment, kept []Record, into map[*segment]bool) (moved []move, err error) {
+func (l *Log) moveBlocks(ctx context.Context, d *drive, s *segment, kept []Record, into map[*segment]bool, reserve int64) (moved []move, err error) {
 	budget := l.pagesOfSegment() / 2
 	bytes := max(groupBytes, roundUp(int64(l.opts.LargestBlock)))
 	memory, free, err := newPages(bytes)
@@ -232,7 +246,7 @@ func (l *Log) moveBlocks(ctx context.Context, d *drive, s *segment, kept []Recor
 		if len(writes) == 0 {
 			break
 		}
-		written, more, err := l.moveGroup(ctx, d, writes, into)
+		written, more, err := l.moveGroup(ctx, d, writes, into, reserve)
 		if err != nil {
 			return nil, err
 		}
@@ -250,19 +264,19 @@ func (l *Log) moveBlocks(ctx context.Context, d *drive, s *segment, kept []Recor
 
 // moveGroup writes blocks anew; not more where there is no room for them all or
 // Spend says no.
-func (l *Log) moveGroup(ctx context.Context, d *drive, writes []Write, into map[*segment]bool) (out []Record, more bool, err error) {
+func (l *Log) moveGroup(ctx context.Context, d *drive, writes []Write, into map[*segment]bool, reserve int64) (out []Record, more bool, err error) {
 	out = make([]Record, len(writes))
 	for i := 0; i < len(writes); {
 		if err := take(ctx, d.turn); err != nil {
 			return nil, false, err
 		}
 		pages := pagesOf(kindBlock, blockFlags(writes[i].Size, l.opts.AEAD != nil), writes[i].Size)
-		if d.open == nil || !d.open.fits(pages, 1) {
+		if d.open == nil || !d.open.fits(pages+reserve, 1) {
 			give(d.turn)
 			return out, false, nil
 		}
 		into[d.open] = true
-		n, err := d.put(writes[i:], out[i:], true)
+		n, err := d.put(writes[i:], out[i:], true, reserve)
 		give(d.turn)
 		if errors.Is(err, ErrWear) {
 			return out, false, nil
@@ -287,11 +301,10 @@ func (l *Log) endSegment(ctx context.Context, d *drive, s *segment) error {
 	s.ending = !pinned
 	l.mu.Unlock()
 	if pinned {
-		return fmt.Errorf("%w: it was pinned meanwhile", ErrFull)
+		return errPinned
 	}
 	incarnation, err := d.head(s)
 	l.mu.Lock()
-	s.ending = false
 	if err != nil {
 		s.broken = true
 		l.mu.Unlock()

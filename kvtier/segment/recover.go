@@ -104,7 +104,7 @@ func (d *drive) understand(window []byte) error {
 			return d.drop(d.list())
 		}
 		// The rest of a file that was being made; or somebody cut it.
-		if info.Size() > 0 {
+		if info.Size() >= PageSize {
 			if err := d.readerOf(s, window).read(window[:PageSize], 0); err != nil || string(window[:8]) == segmentMagic {
 				l.log.Error("a segment has another size, and all of its drive go", slog.String("path", s.path), slog.Int64("size", info.Size()))
 				return d.drop(d.list())

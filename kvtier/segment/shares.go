@@ -96,7 +96,7 @@ func (l *Log) shrinkOne(ctx context.Context, d *drive) error {
 		}
 	default:
 		give(d.turn)
-		return l.reclaim(ctx, d, true)
+		return l.reclaim(ctx, d, true, 0)
 	}
 	give(d.turn)
 	return err

@@ -103,7 +103,7 @@ func (d *drive) end(ctx context.Context, stones []Tombstone) (err error) {
 				if err := l.enter(ctx); err != nil {
 					return err
 				}
-				err := l.reclaim(ctx, d, false)
+				err := l.reclaim(ctx, d, false, 0)
 				give(l.appends)
 				if err != nil {
 					return err
