@@ -113,23 +113,21 @@ func (l *Log) tooLarge(size uint32) bool {
 func (l *Log) pick(failures map[*drive]int) *drive {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var aside *drive
 	for i := range l.drives {
 		at := (l.next + i) % len(l.drives)
 		d := l.drives[at]
 		switch {
 		case d.out || d.share == 0 || failures[d] > 1:
 		case d.failures >= failuresBefore:
-			d.passed++
-			if d.passed%passes == 0 && aside == nil {
-				aside = d
+			if d.passed++; d.passed%passes == 0 {
+				return d
 			}
 		default:
 			l.next = at + 1
 			return d
 		}
 	}
-	return aside
+	return nil
 }
 
 // appendSome writes the first of the blocks, as many as one write takes, to a

@@ -218,12 +218,7 @@ func (c *caller) get(k name) (hit bool, err error) {
 // check reads every key that was ever there: what is found may be found, and what
 // is sure is found.
 func (c *caller) check() error {
-	var errs []error
-	for k := range c.index {
-		if _, err := c.get(k); err != nil {
-			errs = append(errs, err)
-		}
-	}
+	errs := []error{c.reads()}
 	for k := range c.sure {
 		if _, ok := c.index[k]; !ok {
 			errs = append(errs, fmt.Errorf("%v was sealed and is not there", k.key))
@@ -247,6 +242,17 @@ func withDrives(n int) func(*Options) {
 
 func withAEAD(aead cipher.AEAD) func(*Options) {
 	return func(o *Options) { o.AEAD = aead }
+}
+
+// reads reads every key that is known.
+func (c *caller) reads() error {
+	var errs []error
+	for k := range c.index {
+		if _, err := c.get(k); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // used is the size of all segments' files.

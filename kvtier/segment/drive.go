@@ -77,23 +77,27 @@ func (d *drive) takeFree() (*segment, error) {
 	may := taken < d.share && number <= maxNumber
 	full := d.full
 	l.mu.Unlock()
-	if found != nil && (!found.broken || !may) {
+	if may && full {
+		room, _, err := l.fs.Free(d.dir)
+		may = err == nil && room >= 2*l.size
+	}
+	// A drive that was full is tried before its last free segment is taken: then
+	// there may be another.
+	if found != nil && (!may || !full && !found.broken) {
 		return found, nil
 	}
 	if !may {
 		return nil, errNoFree
-	}
-	if full {
-		if free, _, err := l.fs.Free(d.dir); err != nil || free < 2*l.size {
-			return nil, errNoFree
-		}
 	}
 	s, err := d.create(number)
 	noRoom := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 	l.mu.Lock()
 	d.full = noRoom
 	l.mu.Unlock()
-	if noRoom {
+	switch {
+	case noRoom && found != nil:
+		return found, nil
+	case noRoom:
 		return nil, errNoFree
 	}
 	return s, err

@@ -59,7 +59,7 @@ func (l *Log) stat(s *segment, incarnation uint64, loc Loc) (recordHeader, error
 		return recordHeader{}, err
 	}
 	defer l.pages.give(page)
-	if _, err := s.file.ReadAt(page, int64(loc.Page())*PageSize); err != nil {
+	if _, err := durable.ReadVAt(s.file, [][]byte{page}, int64(loc.Page())*PageSize); err != nil {
 		return recordHeader{}, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return l.understand(page, incarnation)

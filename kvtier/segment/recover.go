@@ -205,10 +205,10 @@ func (l *Log) whole(s *segment, entries []entry) (kept []entry, err error) {
 		page, n := int64(e.page), pagesOf(e.kind, e.flags, e.length)
 		if page < at || page+n > at+have {
 			at, have = page, max(n, min(verifyBytes/PageSize, l.pagesOfSegment()-page))
-			if _, err := s.file.ReadAt(memory[:have*PageSize], at*PageSize); err != nil {
+			if _, err := durable.ReadVAt(s.file, [][]byte{memory[:have*PageSize]}, at*PageSize); err != nil {
 				// Some of it is unreadable; perhaps not this one.
 				have = n
-				if _, err := s.file.ReadAt(memory[:n*PageSize], at*PageSize); err != nil {
+				if _, err := durable.ReadVAt(s.file, [][]byte{memory[:n*PageSize]}, at*PageSize); err != nil {
 					have = 0
 					l.stats.Damaged++
 					continue

@@ -82,7 +82,7 @@ func SelfTest(ctx context.Context, fsys durable.FS, dir string) (v Speed, err er
 		if err := ctx.Err(); err != nil {
 			return v, context.Cause(ctx)
 		}
-		if _, err := f.ReadAt(p, off); err != nil {
+		if _, err := durable.ReadVAt(f, [][]byte{p}, off); err != nil {
 			return v, err
 		}
 	}
@@ -96,7 +96,7 @@ func latency(f durable.File, p []byte, size int64, random *rand.Rand) (time.Dura
 	took := make([]time.Duration, testReads)
 	for i := range took {
 		began := time.Now()
-		if _, err := f.ReadAt(p, random.Int64N(size/PageSize)*PageSize); err != nil {
+		if _, err := durable.ReadVAt(f, [][]byte{p}, random.Int64N(size/PageSize)*PageSize); err != nil {
 			return 0, err
 		}
 		took[i] = time.Since(began)
