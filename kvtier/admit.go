@@ -45,7 +45,7 @@ func (t *Tenant) admitLocked(id index.ID) bool {
 	if t.drive == nil {
 		return false
 	}
-	if t.spec.AdmitAll {
+	if t.spec.AdmitAll || t.pinnedLocked(id) {
 		return true
 	}
 	touches := t.index.Touches(id)

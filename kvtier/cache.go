@@ -191,8 +191,14 @@ func (c *Cache) startLocked(t *Tenant) {
 	if c.running == nil || c.closed || !t.takeWriter() {
 		return
 	}
-	running := c.running
-	c.writers.Go(func() { t.run(running) })
+	running, end := context.WithCancel(c.running)
+	done := make(chan struct{})
+	t.halt = func() { end(); <-done }
+	c.writers.Go(func() {
+		defer close(done)
+		defer end()
+		t.run(running)
+	})
 }
 
 // RemoveTenant ends a tenant and its blocks; one that is not there is fine.

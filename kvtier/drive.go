@@ -38,6 +38,10 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 	if err != nil {
 		return err
 	}
+	pins, err := t.readPins()
+	if err != nil {
+		return err
+	}
 	r := &recovery{tenant: t, known: known, checkpoint: before}
 	if before.seed != 0 {
 		t.seed = before.seed
@@ -62,6 +66,8 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 	t.mu.Lock()
 	t.record, t.drive, t.spaces = record, drive, known
 	r.finishLocked()
+	t.pins = pins
+	t.keepPinsLocked()
 	t.mu.Unlock()
 	if len(r.twice) > 0 {
 		if err := drive.Delete(context.Background(), r.twice); err != nil {
@@ -254,7 +260,7 @@ func (t *Tenant) keep(_ context.Context, records []segment.Record) []bool {
 		// What it earned is spent here: a block that nobody uses until the next
 		// turn goes.
 		touches := t.index.Touches(id)
-		keep[i] = touches >= 2 || t.index.HasChildren(id) && touches > 0 || t.pins[r.Key]
+		keep[i] = touches >= 2 || t.index.HasChildren(id) && touches > 0 || t.pins[pinName{r.Namespace, r.Key}] != nil
 		t.index.SetTouches(id, touches/2)
 	}
 	return keep

@@ -37,12 +37,19 @@ func (t *Tenant) leaveLocked(id index.ID) {
 func (t *Tenant) evictLocked() bool {
 	var demoted int
 	id, ok := t.index.Victim(func(id index.ID) bool {
+		if t.sparedLocked(id) {
+			return true
+		}
 		if demoted >= maxDemotions || t.index.Loc(id) != 0 || !t.admitLocked(id) || !t.enqueueLocked(id, true) {
 			return false
 		}
 		demoted++
 		return true
 	})
+	if !ok && len(t.pins) > 0 && t.pinnedRAMLocked() > t.limitLocked()/2 {
+		// The budget became smaller than it was when they were pinned.
+		id, ok = t.index.Victim(nil)
+	}
 	if !ok {
 		return false
 	}

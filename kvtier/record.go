@@ -143,6 +143,8 @@ func decodeTenant(data []byte, kind, name string) (tenantRecord, error) {
 // blocks are of no use to anybody.
 func (t *Tenant) discard() error {
 	c := t.cache
+	t.saving <- struct{}{} // whoever writes a checkpoint that began before
+	defer func() { <-t.saving }()
 	if err := c.trash(c.opts.Dir, filepath.Join(tenantsDir, t.folder())); err != nil {
 		return err
 	}

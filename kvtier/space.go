@@ -122,7 +122,11 @@ func (s *Space) Close() error {
 }
 
 // Budget is what claims may take together.
-func (s *Space) Budget() Budget { return s.budget }
+func (s *Space) Budget() Budget {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.budget
+}
 
 // Bad are the records that Open could not understand and quarantined. The
 // directories of their claims stand, and are listed without sizes.
@@ -191,6 +195,7 @@ func (s *Space) Reserve(ctx context.Context, r Reservation) (dir string, err err
 	defer s.leave()
 	s.mu.Lock()
 	old, found := s.held[r.Claim]
+	budget := s.budget
 	var others []Reservation
 	for claim, o := range s.held {
 		if claim != r.Claim {
@@ -210,7 +215,7 @@ func (s *Space) Reserve(ctx context.Context, r Reservation) (dir string, err err
 	case len(others) >= maxReservations:
 		return "", fmt.Errorf("reserve KV space for claim %s: %w: %d claims have some", r.Claim, ErrNoSpace, maxReservations)
 	}
-	if err := fits(s.budget, others, r); err != nil {
+	if err := fits(budget, others, r); err != nil {
 		return "", fmt.Errorf("reserve KV space for claim %s: %w", r.Claim, err)
 	}
 	if s.lock == nil {

@@ -31,8 +31,15 @@ type Tenant struct {
 	// opening is taken to open, to remove and to close; capacity 1.
 	opening chan struct{}
 
+	// saving is taken to write the checkpoint, and to remove it; capacity 1.
+	saving chan struct{}
+
 	// wake holds a signal while something is to be written.
 	wake chan struct{}
+
+	// halt ends the writer and waits for its flush; nil while there is none. The
+	// cache guards it.
+	halt func()
 
 	mu      sync.Mutex
 	spec    TenantSpec
@@ -48,8 +55,8 @@ type Tenant struct {
 	waiting int64                      // their bytes
 	writing map[index.ID]chan struct{} // in the writer's hands; closed when done
 	loads   map[index.Print]*load
-	pins    map[block.Key]bool // by people, of any namespace
-	reads   uint32             // counts reads from RAM, for the sample
+	pins    map[pinName]*held // by people
+	reads   uint32            // counts reads from RAM, for the sample
 	// What taking in the drives' blocks came to.
 	recovery  time.Duration
 	recovered int64
@@ -63,9 +70,9 @@ func newTenant(c *Cache, spec TenantSpec) *Tenant {
 	sum := sha256.Sum256([]byte(spec.Kind + "\x00" + spec.Name))
 	t := &Tenant{
 		cache: c, kind: spec.Kind, name: spec.Name, label: spec.Kind + " " + spec.Name, id: [16]byte(sum[:16]),
-		opening: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		opening: make(chan struct{}, 1), saving: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		index: index.New(), spaces: map[block.Namespace]uint16{}, writing: map[index.ID]chan struct{}{},
-		loads: map[index.Print]*load{}, pins: map[block.Key]bool{},
+		loads: map[index.Print]*load{}, pins: map[pinName]*held{},
 	}
 	var seed [8]byte
 	_, _ = rand.Read(seed[:])
@@ -230,15 +237,7 @@ func (t *Tenant) stop() error {
 	t.gone = true
 	drive := t.drive
 	t.drive = nil
-	for _, q := range t.queue {
-		t.releaseLocked(q.hold)
-	}
-	t.queue, t.waiting = nil, 0
-	for id := range t.index.All {
-		if _, here := t.index.Resident(id); here {
-			t.leaveLocked(id)
-		}
-	}
+	t.wipeLocked()
 	t.mu.Unlock()
 	t.signal()
 	t.cache.wear.share(t.id, 0)

@@ -101,21 +101,10 @@ func (t *Tenant) ended() bool {
 
 // writeSome writes the next blocks of the queue; more says that others wait.
 func (t *Tenant) writeSome(ctx context.Context) (more bool, err error) {
-	batch, drive := t.take()
+	batch, writes, drive := t.take()
 	if len(batch) == 0 {
 		return false, nil
 	}
-	writes := make([]segment.Write, len(batch))
-	t.mu.Lock()
-	for i, q := range batch {
-		r, _ := t.index.Resident(q.id)
-		size := t.index.Size(q.id)
-		writes[i] = segment.Write{
-			Namespace: t.record.namespaceAt(t.index.Space(q.id)), Key: r.Key, Size: uint32(size), Sum: r.Sum,
-			Data: t.cache.arena.Padded(arena.Slot(r.Slot), size),
-		}
-	}
-	t.mu.Unlock()
 	locs, err := drive.Append(ctx, writes)
 	t.written(batch, writes, locs, err)
 	t.mu.Lock()
@@ -127,10 +116,12 @@ func (t *Tenant) writeSome(ctx context.Context) (more bool, err error) {
 }
 
 // take takes the next blocks of the queue that are still to be written.
-func (t *Tenant) take() ([]queued, *segment.Log) {
+func (t *Tenant) take() (batch []queued, writes []segment.Write, drive *segment.Log) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var batch []queued
+	if t.drive == nil {
+		return nil, nil, nil // it ends, or begins anew
+	}
 	var bytes int64
 	n := 0
 	for ; n < len(t.queue) && len(batch) < batchBlocks && bytes < batchBytes; n++ {
@@ -148,10 +139,15 @@ func (t *Tenant) take() ([]queued, *segment.Log) {
 		}
 		t.writing[q.id] = make(chan struct{})
 		batch = append(batch, q)
+		r, _ := t.index.Resident(q.id)
+		writes = append(writes, segment.Write{
+			Namespace: t.record.namespaceAt(t.index.Space(q.id)), Key: r.Key, Size: uint32(size), Sum: r.Sum,
+			Data: t.cache.arena.Padded(arena.Slot(r.Slot), int(size)),
+		})
 		bytes += size
 	}
 	t.queue = slices.Delete(t.queue, 0, n)
-	return batch, t.drive
+	return batch, writes, t.drive
 }
 
 // written notes what a batch came to.
@@ -183,6 +179,7 @@ func (t *Tenant) written(batch []queued, writes []segment.Write, locs []segment.
 		}
 		t.releaseLocked(q.hold)
 	}
+	t.keepPinsLocked()
 }
 
 // flush writes what is worth most first, until it is done or ctx ends, and seals
