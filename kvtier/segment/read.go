@@ -24,11 +24,16 @@ func (l *Log) Read(ctx context.Context, loc Loc, namespace block.Namespace, key 
 	}
 	r, err := l.readInto(s, incarnation, loc, buf)
 	l.unref(s)
+	if err != nil {
+		err = l.unlessGone(ctx, loc, err)
+	}
 	if err == nil && (r.Namespace != namespace || r.Key != key) {
 		err = fmt.Errorf("%w: it is of another name", ErrDamaged)
 	}
 	if err != nil {
-		l.count(func(s *Stats) { s.Damaged++ })
+		if errors.Is(err, ErrDamaged) {
+			l.count(func(s *Stats) { s.Damaged++ })
+		}
 		return Record{}, fmt.Errorf("read block: %w", err)
 	}
 	return r, nil
@@ -43,14 +48,43 @@ func (l *Log) Stat(ctx context.Context, loc Loc, namespace block.Namespace, key 
 	}
 	r, err := l.stat(s, incarnation, loc)
 	l.unref(s)
+	if err != nil {
+		err = l.unlessGone(ctx, loc, err)
+	}
 	if err == nil && (r.namespace != namespace || r.key != key) {
 		err = fmt.Errorf("%w: it is of another name", ErrDamaged)
 	}
 	if err != nil {
-		l.count(func(s *Stats) { s.Damaged++ })
+		if errors.Is(err, ErrDamaged) {
+			l.count(func(s *Stats) { s.Damaged++ })
+		}
 		return Record{}, fmt.Errorf("read block's header: %w", err)
 	}
 	return entryOf(r, loc.Page()).record(loc), nil
+}
+
+// unlessGone gives the error of a read, ErrGone where the segment was about to end
+// meanwhile, once it has. Before that is durable nobody is told that it is gone.
+func (l *Log) unlessGone(ctx context.Context, loc Loc, err error) error {
+	d := l.drives[loc.Drive()]
+	l.mu.Lock()
+	s := l.atLocked(loc)
+	ending := s != nil && s.ending
+	l.mu.Unlock()
+	if ending {
+		if err := take(ctx, d.turn); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		s = l.atLocked(loc)
+		l.mu.Unlock()
+		give(d.turn)
+	}
+	if s == nil {
+		l.count(func(s *Stats) { s.Gone++ })
+		return ErrGone
+	}
+	return err
 }
 
 func (l *Log) stat(s *segment, incarnation uint64, loc Loc) (recordHeader, error) {

@@ -12,25 +12,16 @@ import (
 // that is filled. Only when nothing of it can come back any more is the caller
 // told what went. With appends.
 func (l *Log) reclaim(ctx context.Context, d *drive, keep bool, reserve int64) error {
-	tried := map[*segment]bool{}
-	for {
-		s, older := d.victim(keep, tried)
-		if s == nil {
-			return ErrFull
-		}
-		err := l.reclaimOne(ctx, d, s, older, keep, reserve)
-		l.mu.Lock()
-		l.ended, s.ending = nil, false
-		l.mu.Unlock()
-		if !errors.Is(err, errPinned) {
-			return err
-		}
-		tried[s] = true
+	s, older := d.victim()
+	if s == nil {
+		return ErrFull
 	}
+	err := l.reclaimOne(ctx, d, s, older, keep, reserve)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended, s.ending = nil, false
+	return err
 }
-
-// errPinned says that a segment was pinned while it was to be reclaimed.
-var errPinned = fmt.Errorf("%w: it was pinned meanwhile", ErrFull)
 
 func (l *Log) reclaimOne(ctx context.Context, d *drive, s *segment, older, keep bool, reserve int64) error {
 	entries, err := d.entries(s)
@@ -64,8 +55,18 @@ func (l *Log) reclaimOne(ctx context.Context, d *drive, s *segment, older, keep 
 			l.opts.Moved(m.from, m.to)
 		}
 	}
-	if err := l.endSegment(ctx, d, s); err != nil {
+	// Copies that nobody was told of are ended before those that are known, or right
+	// after where that takes the room of these.
+	if err = d.pay(ctx); err == nil || errors.Is(err, errNoFree) {
+		err = l.endSegment(ctx, d, s)
+	}
+	if err != nil {
+		// The old ones stay, and are not to outlive those that the caller knows.
+		d.owe(moved, func(m move) Record { return m.from })
 		return fmt.Errorf("reclaim segment: %w", err)
+	}
+	if err := d.pay(ctx); err != nil {
+		l.log.Warn("tombstones are still to be written", slog.String("dir", d.dir), slog.Any("error", err))
 	}
 	l.count(func(s *Stats) {
 		s.Reclaimed++
@@ -84,13 +85,13 @@ func (l *Log) reclaimOne(ctx context.Context, d *drive, s *segment, older, keep 
 
 // victim chooses the segment to be reclaimed, and says whether an older one is
 // left that its tombstones may be about. From now on keys that end are noted, and
-// where nothing is kept nobody pins it any more.
-func (d *drive) victim(keep bool, tried map[*segment]bool) (found *segment, older bool) {
+// nobody pins it any more.
+func (d *drive) victim() (found *segment, older bool) {
 	l := d.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range d.segments {
-		if s.state == free || s.state == filling || s.pins > 0 || s.lost || tried[s] {
+		if s.state == free || s.state == filling || s.pins > 0 || s.lost {
 			continue
 		}
 		// One that could not be ended is tried again where there is no other.
@@ -104,7 +105,7 @@ func (d *drive) victim(keep bool, tried map[*segment]bool) (found *segment, olde
 	for _, s := range d.segments {
 		older = older || s.state != free && s.incarnation < found.incarnation
 	}
-	l.ended, found.ending = map[name]struct{}{}, !keep
+	l.ended, found.ending = map[name]struct{}{}, true
 	return found, older
 }
 
@@ -151,11 +152,21 @@ func (l *Log) moveAll(ctx context.Context, d *drive, s *segment, blocks []Record
 		return nil, nil
 	}
 	into := map[*segment]bool{}
-	if moved, err = l.moveBlocks(ctx, d, s, kept, into, reserve); err != nil {
+	if moved, err = l.moveBlocks(ctx, d, s, kept, into, reserve); err == nil {
+		err = d.secure(ctx, into)
+	}
+	if err != nil {
+		d.owe(moved, func(m move) Record { return m.to })
 		return nil, err
 	}
+	return moved, nil
+}
+
+// secure makes durable what was moved into segments.
+func (d *drive) secure(ctx context.Context, into map[*segment]bool) error {
+	l := d.log
 	if err := take(ctx, d.turn); err != nil {
-		return nil, err
+		return err
 	}
 	defer give(d.turn)
 	for t := range into {
@@ -164,17 +175,51 @@ func (l *Log) moveAll(ctx context.Context, d *drive, s *segment, blocks []Record
 		}
 		if err := t.file.Datasync(); err != nil {
 			d.abandon(err, nil)
-			return nil, err
+			return err
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for t := range into {
 		if t.state == unsealed {
-			return nil, fmt.Errorf("%w: what was kept is in a segment that could not be sealed", ErrDamaged)
+			return fmt.Errorf("%w: what was kept is in a segment that could not be sealed", ErrDamaged)
 		}
 	}
-	return moved, nil
+	return nil
+}
+
+// owe notes tombstones for records that are not to be found again.
+func (d *drive) owe(moved []move, which func(move) Record) {
+	if len(moved) == 0 {
+		return
+	}
+	d.turn <- struct{}{}
+	defer give(d.turn)
+	for _, m := range moved {
+		r := which(m)
+		d.owed = append(d.owed, Tombstone{Namespace: r.Namespace, Key: r.Key, Upto: r.Seq})
+	}
+}
+
+// pay writes the tombstones that are owed.
+func (d *drive) pay(ctx context.Context) error {
+	if err := take(ctx, d.turn); err != nil {
+		return err
+	}
+	owed := d.owed
+	give(d.turn)
+	if len(owed) == 0 {
+		return nil
+	}
+	if err := d.endAgain(ctx, owed); err != nil {
+		return err
+	}
+	if err := take(ctx, d.turn); err != nil {
+		return err
+	}
+	defer give(d.turn)
+	d.owed = d.owed[min(len(owed), len(d.owed)):]
+	return nil
 }
 
 // endAgain writes tombstones of a segment that goes, for the older ones that
@@ -230,7 +275,7 @@ func (l *Log) moveBlocks(ctx context.Context, d *drive, s *segment, kept []Recor
 			}
 			kept = kept[1:]
 			if err := ctx.Err(); err != nil {
-				return nil, context.Cause(ctx)
+				return moved, context.Cause(ctx)
 			}
 			buf := memory[at : at+room]
 			got, err := l.readInto(s, s.incarnation, r.Loc, buf)
@@ -247,16 +292,13 @@ func (l *Log) moveBlocks(ctx context.Context, d *drive, s *segment, kept []Recor
 			break
 		}
 		written, more, err := l.moveGroup(ctx, d, writes, into, reserve)
-		if err != nil {
-			return nil, err
-		}
 		for i, to := range written {
 			if to.Loc != 0 {
 				moved = append(moved, move{from[i], to})
 			}
 		}
-		if !more {
-			break
+		if err != nil || !more {
+			return moved, err
 		}
 	}
 	return moved, nil
@@ -268,7 +310,7 @@ func (l *Log) moveGroup(ctx context.Context, d *drive, writes []Write, into map[
 	out = make([]Record, len(writes))
 	for i := 0; i < len(writes); {
 		if err := take(ctx, d.turn); err != nil {
-			return nil, false, err
+			return out, false, err
 		}
 		pages := pagesOf(kindBlock, blockFlags(writes[i].Size, l.opts.AEAD != nil), writes[i].Size)
 		if d.open == nil || !d.open.fits(pages+reserve, 1) {
@@ -282,7 +324,7 @@ func (l *Log) moveGroup(ctx context.Context, d *drive, writes []Write, into map[
 			return out, false, nil
 		}
 		if err != nil {
-			return nil, false, err
+			return out, false, err
 		}
 		i += n
 	}
@@ -296,13 +338,6 @@ func (l *Log) endSegment(ctx context.Context, d *drive, s *segment) error {
 		return err
 	}
 	defer give(d.turn)
-	l.mu.Lock()
-	pinned := s.pins > 0
-	s.ending = !pinned
-	l.mu.Unlock()
-	if pinned {
-		return errPinned
-	}
 	incarnation, err := d.head(s)
 	l.mu.Lock()
 	if err != nil {
