@@ -30,8 +30,6 @@ type caller struct {
 	known map[name]bool
 	sure  map[name]bool
 	keep  func(Record) bool
-	// covered is a checkpoint, as the core would have written it.
-	checkpoint map[uint64]map[name]Record
 
 	found, damagedReads int
 }

@@ -194,7 +194,7 @@ func stride() (changes, most int) {
 	case everyCrash:
 		return 1, 1 << 30
 	case testing.Short():
-		return 31, 1
+		return 67, 1
 	}
 	return 13, 2
 }

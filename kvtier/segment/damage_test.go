@@ -80,8 +80,11 @@ func readAll(t *testing.T, c *caller, path string) []byte {
 func TestDamageOfAnyByteAfterACrashCostsOneBlockAtMostAndGivesNoOldValue(t *testing.T) {
 	t.Parallel()
 	step := 97
-	if everyCrash {
+	switch {
+	case everyCrash:
 		step = 1
+	case testing.Short():
+		step = 997
 	}
 	for what, options := range map[string]func(*Options){"Plain": nil, "Encrypted": withAEAD(testAEAD(t))} {
 		t.Run(what, func(t *testing.T) {

@@ -348,7 +348,8 @@ func TestASegmentIsNotReusedUnderAReader(t *testing.T) {
 		for i := range value {
 			value[i] = byte(i % 251)
 		}
-		must(t, c.open(), c.put(map[name][]byte{keyOf(0): value}))
+		// Not the first record: its page is where a segment's end begins.
+		must(t, c.open(), c.put(map[name][]byte{keyOf(50): []byte("first")}), c.put(map[name][]byte{keyOf(0): value}))
 		k, loc := keyOf(0), c.index[keyOf(0)]
 		gate := make(chan struct{})
 		s.gate = gate

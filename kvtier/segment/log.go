@@ -41,6 +41,8 @@ type Log struct {
 	moved uint64
 	ended map[name]struct{}
 	next  int // the drive whose turn it is to be written
+	// unsure says that no drive could note which of them take part.
+	unsure bool
 	stats Stats
 
 	// Of the start: up to which sequence number a key's records are void, and how

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -408,10 +409,7 @@ func TestWhatACheckpointCoversIsNotReadAndWhatCameAfterIsTold(t *testing.T) {
 			o.Ended = func(t Tombstone) { ended = append(ended, t) }
 		})
 		must(t, c.open(), fill(0, 30, 0)(c), endAll(3)(c), c.seal())
-		checkpoint := make(map[name]Loc)
-		for k, loc := range c.index {
-			checkpoint[k] = loc
-		}
+		checkpoint := maps.Clone(c.index)
 		for _, s := range c.log.Segments() {
 			covered[s.Incarnation] = s.Sealed
 		}
@@ -427,9 +425,7 @@ func TestWhatACheckpointCoversIsNotReadAndWhatCameAfterIsTold(t *testing.T) {
 			t.Errorf("%d drives: told of %d tombstones, want those after the checkpoint", drives, len(ended))
 		}
 		delete(checkpoint, keyOf(5))
-		for k, loc := range checkpoint {
-			c.index[k] = loc
-		}
+		maps.Copy(c.index, checkpoint)
 		c.found = 0
 		must(t, c.check())
 		if c.found != 31 {
@@ -565,7 +561,11 @@ func TestReadsAppendsDeletesAndReclaimsGoOnTogether(t *testing.T) {
 			}
 		})
 	}
-	for round := range 6 {
+	rounds := 6
+	if testing.Short() {
+		rounds = 2
+	}
+	for round := range rounds {
 		for i := range 200 {
 			k, v := keyOf(i), valueOf(i, 0)
 			locs, err := c.log.Append(context.Background(), []Write{writeOf(k, v)})

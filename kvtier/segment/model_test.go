@@ -70,9 +70,9 @@ func (c *caller) play(random *rand.Rand, steps int, versions map[int]int) error 
 
 func TestAReadGivesTheLastValueOrAMissThroughReclaimsAndRestarts(t *testing.T) {
 	t.Parallel()
-	seeds := 6
+	seeds := 4
 	if testing.Short() {
-		seeds = 2
+		seeds = 1
 	}
 	for what, options := range variants(t) {
 		t.Run(what, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestAReadGivesTheLastValueOrAMissThroughReclaimsAndRestarts(t *testing.T) {
 
 func TestWhatACrashLeavesIsTheSameAtEveryLaterStart(t *testing.T) {
 	t.Parallel()
-	for seed := range 12 {
+	for seed := range 6 {
 		random := rand.New(rand.NewPCG(uint64(seed), 8))
 		c := newCaller(withDrives(1 + seed%2))
 		if err := c.open(); err != nil {

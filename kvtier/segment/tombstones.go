@@ -17,6 +17,9 @@ func (l *Log) Delete(ctx context.Context, list []Tombstone) error {
 	if len(list) == 0 {
 		return nil
 	}
+	if err := l.makeSure(ctx); err != nil {
+		return fmt.Errorf("end blocks: %w", err)
+	}
 	stones := slices.Clone(list)
 	l.mu.Lock()
 	if l.closed {
@@ -57,15 +60,47 @@ func (l *Log) Delete(ctx context.Context, list []Tombstone) error {
 		return fmt.Errorf("end blocks: %w", err)
 	}
 	defer give(l.appends)
+	members := l.members()
 	for i, d := range drives {
 		if errs[i] != nil {
 			l.giveUp(d, errs[i])
 		}
 	}
-	if err := l.commit(); err != nil {
+	if err := l.recommit(members); err != nil {
 		return fmt.Errorf("end blocks: %w", errors.Join(err, errors.Join(errs...)))
 	}
 	return nil
+}
+
+// recommit begins a generation without the drives that were given up. Where no
+// drive can note it, nothing says that they are: then those that took part before
+// do so still, and the next who ends a key tries to note which they are. With
+// appends.
+func (l *Log) recommit(members []*drive) error {
+	err := l.commit()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.unsure = err != nil; l.unsure {
+		for _, d := range members {
+			d.out = false
+		}
+	}
+	return err
+}
+
+// makeSure notes which drives take part, where that failed before.
+func (l *Log) makeSure(ctx context.Context) error {
+	l.mu.Lock()
+	unsure := l.unsure
+	l.mu.Unlock()
+	if !unsure {
+		return nil
+	}
+	if err := l.enter(ctx); err != nil {
+		return err
+	}
+	defer give(l.appends)
+	return l.recommit(l.members())
 }
 
 // holdsLocked says whether a drive may have records.
