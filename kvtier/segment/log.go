@@ -43,7 +43,7 @@ type Log struct {
 	next  int // the drive whose turn it is to be written
 	// unsure says that no drive could note which of them take part.
 	unsure bool
-	stats Stats
+	stats  Stats
 
 	// Of the start: up to which sequence number a key's records are void, and how
 	// many entries are kept in memory.
