@@ -206,10 +206,12 @@ func (c *Cache) RemoveTenant(ctx context.Context, kind, name string) error {
 	key := tenantKey{kind, name}
 	c.mu.Lock()
 	t := c.tenants[key]
-	c.mu.Unlock()
 	if t == nil {
+		// Whoever adds it meanwhile meets this one, and not its files.
 		t = newTenant(c, TenantSpec{Kind: kind, Name: name})
+		c.tenants[key] = t
 	}
+	c.mu.Unlock()
 	if err := t.remove(ctx); err != nil {
 		return fmt.Errorf("remove KV tenant %s: %w", name, err)
 	}
