@@ -79,6 +79,11 @@ func (t *Tenant) wipeLocked() {
 	}
 	t.queue, t.waiting = nil, 0
 	t.dropPinsLocked(t.pinsLocked())
+	for print, e := range t.ending {
+		if e.trying == nil { // who tries finds that the drive is another, or none
+			delete(t.ending, print)
+		}
+	}
 	for id := range t.index.All {
 		if _, here := t.index.Resident(id); here {
 			t.leaveLocked(id)

@@ -61,6 +61,7 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 		Spend: func(n int64) bool { return c.wear.spend(t.id, n) },
 	})
 	if err != nil {
+		t.forgetDrive()
 		return errNewer(err)
 	}
 	t.mu.Lock()
@@ -71,7 +72,8 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 	t.mu.Unlock()
 	if len(r.twice) > 0 {
 		if err := drive.Delete(context.Background(), r.twice); err != nil {
-			return errors.Join(err, t.stop())
+			t.forgetDrive()
+			return errors.Join(err, drive.Close())
 		}
 	}
 	t.mu.Lock()
@@ -81,6 +83,15 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 		t.log.Info("blocks on the drives are taken in", slog.Int64("blocks", r.count), slog.Duration("took", t.recovery))
 	}
 	return nil
+}
+
+// forgetDrive forgets what a start found that failed then, so that another begins
+// with nothing. Nobody has the tenant's blocks yet.
+func (t *Tenant) forgetDrive() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.drive = nil
+	t.wipeLocked()
 }
 
 // largestOn is the largest block that a tenant's drives take: at most a sixteenth

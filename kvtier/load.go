@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/hearth-dev/hearth/kvtier/block"
 	"github.com/hearth-dev/hearth/kvtier/index"
@@ -49,9 +48,12 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key) (
 	}
 	reading := t.cache.speed(loc).Begin(int64(size))
 	r, err := drive.Read(ctx, loc, n.id, key, t.cache.arena.Padded(slot, size))
+	if err == nil && int(r.Size) != size {
+		err = fmt.Errorf("%w: it has %d bytes, not %d", segment.ErrDamaged, r.Size, size)
+	}
 	if err != nil {
 		reading.Failed()
-		again, err = n.failed(ctx, drive, id, loc, key, err)
+		again, err = n.failed(ctx, id, loc, key, err)
 		t.mu.Lock()
 		t.freeLocked(slot, size)
 		t.mu.Unlock()
@@ -61,7 +63,7 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key) (
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	same := t.index.Find(print) == id && t.locLocked(id) == loc && !t.gone
-	b = &Block{tenant: t, slot: slot, size: size, tier: TierNVMe}
+	b = &Block{tenant: t, slot: slot, size: size, sum: r.Sum, tier: TierNVMe}
 	t.stats.hits[TierNVMe].Add(1)
 	t.stats.hitBytes[TierNVMe].Add(int64(size))
 	t.stats.hitTokens[TierNVMe].Add(int64(n.tokensLocked()))
@@ -81,44 +83,40 @@ func (n *Namespace) tokensLocked() int {
 }
 
 // failed says what a read that failed means: again where the block moved
-// meanwhile, else an error. What is damaged is ended durably, since a drive that
-// gives it well at another time would bring it back over what is stored then.
-func (n *Namespace) failed(ctx context.Context, drive *segment.Log, id index.ID, loc segment.Loc, key block.Key, err error) (again bool, _ error) {
+// meanwhile, else an error. What is damaged is ended durably before anything else
+// is shown under its key, since a drive that gives it well at another time would
+// bring it back over that; nobody waits for it here.
+func (n *Namespace) failed(ctx context.Context, id index.ID, loc segment.Loc, key block.Key, err error) (again bool, _ error) {
 	t := n.tenant
 	if ctx.Err() != nil {
 		return false, fmt.Errorf("read block: %w", context.Cause(ctx))
 	}
+	gone, damaged := errors.Is(err, segment.ErrGone), errors.Is(err, segment.ErrDamaged)
 	print := n.print(key)
 	t.mu.Lock()
 	same := t.index.Find(print) == id && t.locLocked(id) == loc && !t.gone
-	upto := drive.LastSeq()
+	if same && (gone || damaged) {
+		t.index.SetLoc(id, 0)
+		t.index.Drop(id)
+	}
+	if same && damaged {
+		t.oweLocked(print, n.id, key)
+	}
 	t.mu.Unlock()
 	if !same {
 		return true, nil
 	}
 	t.stats.misses.Add(1)
-	if errors.Is(err, segment.ErrGone) {
+	switch {
+	case gone:
 		t.stats.goneReads.Add(1)
-	} else {
+	case damaged:
 		t.noteDamage(n.id, key, TierNVMe, err.Error())
-		// The reader's ctx is no reason to leave it.
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
-		defer cancel()
-		if err := drive.Delete(ending, []segment.Tombstone{{Namespace: n.id, Key: key, Upto: upto}}); err != nil {
-			t.log.Error("a damaged block was not ended on the drive", slog.String("key", key.String()), slog.Any("error", err))
-		}
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.index.Find(print) == id && t.locLocked(id) == loc {
-		t.index.SetLoc(id, 0)
-		t.index.Drop(id)
+	default: // there was no memory to read it, or the like
+		t.log.Warn("a block on a drive was not read", slog.String("key", key.String()), slog.Any("error", err))
 	}
 	return false, fmt.Errorf("%w: %w", ErrMiss, err)
 }
-
-// endLimit bounds how long a miss waits for a damaged block to be ended.
-const endLimit = 5 * time.Second
 
 // noteDamage notes that a block's bytes are not what was stored.
 func (t *Tenant) noteDamage(space block.Namespace, key block.Key, tier Tier, why string) {

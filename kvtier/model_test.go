@@ -49,7 +49,7 @@ func (w *world) open() {
 		if err != nil {
 			w.fatal("add tenant: %v", err)
 		}
-		n, err := tenant.Namespace(w.t.Context(), block.Identity{Format: format})
+		n, err := tenant.Namespace(w.t.Context(), w.identity(format))
 		if err != nil {
 			w.fatal("namespace: %v", err)
 		}
@@ -218,3 +218,5 @@ func TestBlocksThatWereWrittenAreThereAfterAKill(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func (w *world) identity(format string) block.Identity { return block.Identity{Format: format} }

@@ -150,6 +150,7 @@ type Block struct {
 	hold   index.Hold // 0: the slot is the Block's own
 	slot   arena.Slot
 	size   int
+	sum    [16]byte
 	tier   Tier
 }
 
@@ -238,7 +239,7 @@ func (n *Namespace) fromRAM(id index.ID, r index.Resident, key block.Key) (*Bloc
 	}
 	hold, _ := t.index.Hold(id)
 	t.touchLocked(id)
-	b := &Block{tenant: t, hold: hold, slot: arena.Slot(r.Slot), size: t.index.Size(id), tier: TierRAM}
+	b := &Block{tenant: t, hold: hold, slot: arena.Slot(r.Slot), size: t.index.Size(id), sum: r.Sum, tier: TierRAM}
 	t.reads++
 	verify := int(t.reads)%t.cache.opts.VerifyEvery == 0
 	t.mu.Unlock()

@@ -18,6 +18,9 @@ type PutOptions struct {
 	// wrong one costs nothing but the order in which blocks leave.
 	Parent    block.Key
 	HasParent bool
+	// IfAbsent stores nothing where the key has a block when this one is committed:
+	// what comes from elsewhere never takes the place of what was stored here.
+	IfAbsent bool
 }
 
 // Put is a block being stored: nobody finds it before Commit.
@@ -120,95 +123,115 @@ func (p *Put) Commit(ctx context.Context) error {
 	sum := p.hash.Sum128().Bytes()
 	print := n.print(p.key)
 	for {
-		t.mu.Lock()
-		if t.gone {
-			t.mu.Unlock()
-			return fmt.Errorf("store block: %w", ErrRemoved)
-		}
-		id := t.index.Find(print)
-		if !t.presentLocked(id) {
-			p.enterLocked(id, print, sum, false)
-			t.mu.Unlock()
+		wait, end, done, err := p.tryCommit(ctx, print, sum)
+		switch {
+		case err != nil:
+			return fmt.Errorf("store block: %w", err)
+		case done:
 			return nil
-		}
-		if r, here := t.index.Resident(id); here && r.Key == p.key && r.Sum == sum && t.index.Size(id) == len(p.data) {
-			t.touchLocked(id)
-			t.mu.Unlock()
-			t.stats.putsSame.Add(1)
-			return nil
-		}
-		if written := t.writing[id]; written != nil {
-			t.mu.Unlock()
+		case end:
+			// Until the old bytes are void on the drive a crash brings them back: only
+			// then is the new block shown, whose holder may never see the old one again.
+			if err := t.void(ctx, []index.Print{print}); err != nil {
+				return fmt.Errorf("store block in place of another: %w", err)
+			}
+		case wait != nil:
 			select {
-			case <-written:
-				continue
+			case <-wait:
 			case <-ctx.Done():
 				return fmt.Errorf("store block: %w", context.Cause(ctx))
 			}
 		}
-		loc := t.index.Loc(id)
-		if _, here := t.index.Resident(id); !here {
-			// The drive has it, perhaps with these very bytes.
-			drive := t.drive
-			t.mu.Unlock()
-			if r, err := drive.Stat(ctx, segment.Loc(loc), n.id, p.key); err == nil && r.Sum == sum && int(r.Size) == len(p.data) {
-				t.mu.Lock()
-				if t.index.Find(print) == id && t.index.Loc(id) == loc && !t.gone {
-					if _, here := t.index.Resident(id); !here {
-						p.enterLocked(id, print, sum, true)
-						t.mu.Unlock()
-						return nil
-					}
-				}
-				t.mu.Unlock()
-				continue
-			}
-			t.mu.Lock()
-			if t.gone || t.index.Find(print) != id || t.index.Loc(id) != loc || t.writing[id] != nil {
-				t.mu.Unlock()
-				continue
-			}
-		}
-		return p.replaceLocked(ctx, id, print, sum)
 	}
 }
 
-// replaceLocked puts the block in place of other bytes of its key. It is called
-// locked and returns unlocked.
-func (p *Put) replaceLocked(ctx context.Context, id index.ID, print index.Print, sum [16]byte) error {
-	n, t := p.space, p.space.tenant
-	loc, drive := t.index.Loc(id), t.drive
-	var upto uint64
-	if loc != 0 {
-		upto = drive.LastSeq()
-	}
-	if _, here := t.index.Resident(id); here {
-		t.leaveLocked(id)
-	}
-	t.index.SetLoc(id, 0)
-	t.stats.putsOther.Add(1)
-	if loc == 0 {
-		p.enterLocked(id, print, sum, false)
-		t.mu.Unlock()
-		return nil
-	}
-	t.index.Drop(id)
-	t.mu.Unlock()
-	// Until the old bytes are void on the drive a crash brings them back: only then
-	// is the new block shown, whose holder may never see the old one again.
-	if err := drive.Delete(ctx, []segment.Tombstone{{Namespace: n.id, Key: p.key, Upto: upto}}); err != nil {
-		return fmt.Errorf("store block in place of another: %w", err)
-	}
+// tryCommit makes the block visible where nothing is in its way, else it says what
+// to wait for, or that endLocked was called for the key, or nothing, and then it
+// is to be called again.
+func (p *Put) tryCommit(ctx context.Context, print index.Print, sum [16]byte) (wait <-chan struct{}, end, done bool, err error) {
+	t := p.space.tenant
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.gone {
-		return fmt.Errorf("store block: %w", ErrRemoved)
+		return nil, false, false, ErrRemoved
 	}
-	if id = t.index.Find(print); t.presentLocked(id) {
-		return nil // somebody stored it meanwhile: that one is as new
+	if e := t.ending[print]; e != nil {
+		if p.opts.IfAbsent {
+			return nil, false, true, nil // it was ended here
+		}
+		if e.trying == nil {
+			t.endLocked(print, e.space, e.key)
+			return nil, true, false, nil
+		}
+		return e.trying, false, false, nil
 	}
-	p.enterLocked(id, print, sum, false)
-	return nil
+	id := t.index.Find(print)
+	if !t.presentLocked(id) {
+		p.enterLocked(id, print, sum, false)
+		return nil, false, true, nil
+	}
+	if p.opts.IfAbsent {
+		return nil, false, true, nil
+	}
+	r, here := t.index.Resident(id)
+	if here && r.Key == p.key && r.Sum == sum && t.index.Size(id) == len(p.data) {
+		t.touchLocked(id)
+		t.stats.putsSame.Add(1)
+		return nil, false, true, nil
+	}
+	if written := t.writing[id]; written != nil {
+		return written, false, false, nil
+	}
+	if !here {
+		// The drive has it, perhaps with these very bytes.
+		same := p.sameOnDriveLocked(ctx, segment.Loc(t.index.Loc(id)), sum)
+		switch again := t.gone || t.index.Find(print) != id || t.writing[id] != nil || t.ending[print] != nil; {
+		case again || same.loc != t.locLocked(id):
+			return nil, false, false, nil
+		case same.yes:
+			if _, here := t.index.Resident(id); !here {
+				p.enterLocked(id, print, sum, true)
+				return nil, false, true, nil
+			}
+			return nil, false, false, nil
+		}
+	}
+	return nil, p.replaceLocked(id, print, sum), p.ended, nil
+}
+
+// stated is what was found of a block on a drive.
+type stated struct {
+	loc segment.Loc
+	yes bool
+}
+
+// sameOnDriveLocked says whether what lies at loc are these very bytes. It lets go
+// of the tenant meanwhile.
+func (p *Put) sameOnDriveLocked(ctx context.Context, loc segment.Loc, sum [16]byte) stated {
+	t := p.space.tenant
+	drive := t.drive
+	t.mu.Unlock()
+	defer t.mu.Lock()
+	r, err := drive.Stat(ctx, loc, p.space.id, p.key)
+	return stated{loc, err == nil && r.Sum == sum && int(r.Size) == len(p.data)}
+}
+
+// replaceLocked takes other bytes of the key away, and puts the block in their
+// place where they are in RAM alone. Else their end on the drive has begun.
+func (p *Put) replaceLocked(id index.ID, print index.Print, sum [16]byte) (end bool) {
+	n, t := p.space, p.space.tenant
+	if _, here := t.index.Resident(id); here {
+		t.leaveLocked(id)
+	}
+	t.stats.putsOther.Add(1)
+	if t.index.Loc(id) == 0 {
+		p.enterLocked(id, print, sum, false)
+		return false
+	}
+	t.index.SetLoc(id, 0)
+	t.index.Drop(id)
+	t.endLocked(print, n.id, p.key)
+	return true
 }
 
 // enterLocked makes the block one that is found. id is its entry, 0 where it has
@@ -243,48 +266,83 @@ func (p *Put) enterLocked(id index.ID, print index.Print, sum [16]byte, again bo
 }
 
 // Delete ends blocks: nobody finds them any more, durably where they are on a
-// drive. removed is how many were there.
+// drive. removed is how many were there. Where that fails, or ctx ends, they are
+// not found, but might be after a crash.
 func (n *Namespace) Delete(ctx context.Context, keys ...block.Key) (removed int, err error) {
 	t := n.tenant
-	var voids []segment.Tombstone
-	t.mu.Lock()
+	if err := n.settleWritten(ctx, keys); err != nil {
+		return 0, fmt.Errorf("delete blocks: %w", err)
+	}
+	var mine []index.Print
+	var others []<-chan struct{}
 	for _, key := range keys {
-		for {
-			id := t.index.Find(n.print(key))
-			if written := t.writing[id]; id != 0 && written != nil {
-				t.mu.Unlock()
-				select {
-				case <-written:
-				case <-ctx.Done():
-					return removed, fmt.Errorf("delete blocks: %w", context.Cause(ctx))
-				}
-				t.mu.Lock()
+		print := n.print(key)
+		if e := t.ending[print]; e != nil {
+			// Somebody ends it, or could not: it is not there, and not gone yet.
+			if e.trying != nil {
+				others = append(others, e.trying)
 				continue
 			}
-			if t.gone || !t.presentLocked(id) {
-				break
-			}
-			removed++
-			if _, here := t.index.Resident(id); here {
-				t.leaveLocked(id)
-			}
-			if t.index.Loc(id) != 0 {
-				voids = append(voids, segment.Tombstone{Namespace: n.id, Key: key, Upto: t.drive.LastSeq()})
-				t.index.SetLoc(id, 0)
-			}
-			t.index.Drop(id)
-			t.cache.events.add(t, n.id, key, EventRemoved, TierRAM)
-			break
+			t.endLocked(print, e.space, e.key)
+			mine = append(mine, print)
+			continue
 		}
+		id := t.index.Find(print)
+		if !t.presentLocked(id) {
+			continue
+		}
+		removed++
+		if _, here := t.index.Resident(id); here {
+			t.leaveLocked(id)
+		}
+		if t.index.Loc(id) != 0 {
+			t.index.SetLoc(id, 0)
+			t.endLocked(print, n.id, key)
+			mine = append(mine, print)
+		}
+		t.index.Drop(id)
+		t.cache.events.add(t, n.id, key, EventRemoved, TierRAM)
 	}
-	drive := t.drive
 	t.mu.Unlock()
 	t.stats.deletes.Add(int64(removed))
-	if len(voids) == 0 {
-		return removed, nil
-	}
-	if err := drive.Delete(ctx, voids); err != nil {
+	if err := t.void(ctx, mine); err != nil {
 		return removed, fmt.Errorf("delete blocks: %w", err)
 	}
+	for _, done := range others {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return removed, fmt.Errorf("delete blocks: %w", context.Cause(ctx))
+		}
+	}
+	if len(others) > 0 {
+		// What others could not end is tried again.
+		more, err := n.Delete(ctx, keys...)
+		return removed + more, err
+	}
 	return removed, nil
+}
+
+// settleWritten waits until none of the keys is in the writer's hands, and returns
+// with the tenant locked, but for an error.
+func (n *Namespace) settleWritten(ctx context.Context, keys []block.Key) error {
+	t := n.tenant
+	t.mu.Lock()
+	for i := 0; i < len(keys); {
+		id := t.index.Find(n.print(keys[i]))
+		written := t.writing[id]
+		if id == 0 || written == nil {
+			i++
+			continue
+		}
+		t.mu.Unlock()
+		select {
+		case <-written:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		t.mu.Lock()
+		i = 0 // what was looked at may be written now
+	}
+	return nil
 }

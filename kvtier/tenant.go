@@ -55,8 +55,9 @@ type Tenant struct {
 	waiting int64                      // their bytes
 	writing map[index.ID]chan struct{} // in the writer's hands; closed when done
 	loads   map[index.Print]*load
-	pins    map[pinName]*held // by people
-	reads   uint32            // counts reads from RAM, for the sample
+	ending  map[index.Print]*ending // keys whose records are not void yet
+	pins    map[pinName]*held       // by people
+	reads   uint32                  // counts reads from RAM, for the sample
 	// What taking in the drives' blocks came to.
 	recovery  time.Duration
 	recovered int64
@@ -72,7 +73,7 @@ func newTenant(c *Cache, spec TenantSpec) *Tenant {
 		cache: c, kind: spec.Kind, name: spec.Name, label: spec.Kind + " " + spec.Name, id: [16]byte(sum[:16]),
 		opening: make(chan struct{}, 1), saving: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		index: index.New(), spaces: map[block.Namespace]uint16{}, writing: map[index.ID]chan struct{}{},
-		loads: map[index.Print]*load{}, pins: map[pinName]*held{},
+		loads: map[index.Print]*load{}, ending: map[index.Print]*ending{}, pins: map[pinName]*held{},
 	}
 	var seed [8]byte
 	_, _ = rand.Read(seed[:])
@@ -227,6 +228,11 @@ func (t *Tenant) remove(ctx context.Context) error {
 func (t *Tenant) close() error {
 	t.opening <- struct{}{}
 	defer t.leave()
+	ending, cancel := context.WithTimeout(context.Background(), flushLimit)
+	defer cancel()
+	if err := t.settle(ending); err != nil {
+		t.log.Warn("blocks that ended may be found again", slog.Any("error", err))
+	}
 	return t.stop()
 }
 

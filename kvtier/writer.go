@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -101,6 +102,9 @@ func (t *Tenant) ended() bool {
 
 // writeSome writes the next blocks of the queue; more says that others wait.
 func (t *Tenant) writeSome(ctx context.Context) (more bool, err error) {
+	if err := t.settle(ctx); err != nil {
+		return false, fmt.Errorf("end blocks on the drives: %w", err)
+	}
 	batch, writes, drive := t.take()
 	if len(batch) == 0 {
 		return false, nil
@@ -133,7 +137,8 @@ func (t *Tenant) take() (batch []queued, writes []segment.Write, drive *segment.
 			continue
 		}
 		t.index.SetQueued(q.id, false)
-		if t.index.Loc(q.id) != 0 || t.gone {
+		// It may have been queued again while another batch has it.
+		if t.index.Loc(q.id) != 0 || t.gone || t.writing[q.id] != nil {
 			t.releaseLocked(q.hold)
 			continue
 		}
