@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -77,9 +78,7 @@ func (w way) args(s *rig.KVServer, more map[string]any) map[string]any {
 	if w.unix {
 		args["url"] = "unix://" + s.Socket(openTenant.Name)
 	}
-	for k, v := range more {
-		args[k] = v
-	}
+	maps.Copy(args, more)
 	return args
 }
 
@@ -236,9 +235,7 @@ func TestFastTenantsSeeNothingOfEachOther(t *testing.T) {
 // glideArgs are those of a call of GLIDE, which knows no unix sockets.
 func glideArgs(s *rig.KVServer, more map[string]any) map[string]any {
 	args := map[string]any{"host": s.Host(), "port": s.Port()}
-	for k, v := range more {
-		args[k] = v
-	}
+	maps.Copy(args, more)
 	return args
 }
 
