@@ -188,9 +188,14 @@ func (c *caller) get(k name) (hit bool, err error) {
 		return false, nil
 	}
 	want := c.may[k]
+	// Whatever is there is read, also what has another length than it may.
 	buf := make([]byte, 16*PageSize)
-	n := max(1, len(want))
-	r, err := c.log.Read(context.Background(), loc, k.namespace, k.key, buf[:n])
+	n := 0
+	r, err := c.log.Stat(context.Background(), loc, k.namespace, k.key)
+	if err == nil {
+		n = int(r.Size)
+		r, err = c.log.Read(context.Background(), loc, k.namespace, k.key, buf[:n])
+	}
 	switch {
 	case errors.Is(err, ErrGone), errors.Is(err, ErrDamaged):
 		c.damagedReads++

@@ -23,9 +23,12 @@ func damageWorld(t *testing.T, options func(*Options)) *caller {
 	if err := c.open(); err != nil {
 		t.Fatal(err)
 	}
-	work := all(fill(0, 12, 0), endAll(1, 2), fill(3, 5, 1), sealAll, fill(12, 20, 0), endAll(4, 13), fill(5, 6, 1), sealAll, fill(20, 24, 0), endAll(0, 14, 21), fill(21, 23, 1))
+	work := all(fill(0, 12, 0), endAll(1, 2), fill(3, 5, 1), sealAll, fill(12, 20, 0), endAll(4, 13), fill(5, 6, 1), sealAll, fill(20, 24, 0), endAll(0, 14, 21), fill(21, 22, 1), sealAll, fill(24, 25, 0), endAll(15, 16, 6))
 	if err := work(c); err != nil {
 		t.Fatal(err)
+	}
+	if tail := c.log.drives[0].open; tail == nil || len(tail.entries) < 4*entryBytes {
+		t.Fatal("no segment with tombstones is filled")
 	}
 	return c
 }
@@ -113,6 +116,27 @@ func TestDamageOfAnyByteAfterACrashCostsOneBlockAtMostAndGivesNoOldValue(t *test
 			}
 			t.Logf("%d bytes were turned", tried)
 		})
+	}
+}
+
+func TestNoOneDamagedPageBringsBackWhatEnded(t *testing.T) {
+	t.Parallel()
+	c := damageWorld(t, nil)
+	held := len(c.index)
+	for _, s := range c.log.Segments() {
+		path := "/drive0/blocks/" + fileName(s.Number)
+		for page := range int64(smallSegment / PageSize) {
+			for _, at := range []int64{0, recordBytes + 50} { // header, and what of a tombstone says how far it goes
+				fs := c.fs.CrashWith(durabletest.PageSector, durabletest.Everything)
+				if err := fs.Corrupt(path, page*PageSize+at); err != nil {
+					t.Fatal(err)
+				}
+				if err := c.on(fs).damagedBy(held - 1); err != nil {
+					t.Errorf("%s, page %d, byte %d: %v", path, page, at, err)
+				}
+				c.fs.Revive()
+			}
+		}
 	}
 }
 

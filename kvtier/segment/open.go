@@ -216,39 +216,83 @@ func (d *drive) trim() error {
 	return nil
 }
 
-// tell calls Recovered for what was found.
+// tell calls Recovered for what was found on all drives, in the order in which it
+// was written.
 func (l *Log) tell(window []byte) error {
+	defer l.forget()
 	if l.opts.Recovered == nil {
-		l.forget()
 		return nil
 	}
+	var cursors []*cursor
 	for _, d := range l.members() {
+		c := &cursor{drive: d, window: window}
 		for _, s := range d.list() {
-			f := s.found
-			if f == nil || f.covered {
-				continue
+			if s.found != nil && !s.found.covered && s.found.n > 0 {
+				c.segments = append(c.segments, s)
 			}
-			if f.entries == nil && f.n > 0 {
-				r := d.readerOf(s, window)
-				p, err := r.probe()
-				if err != nil || !p.footer {
-					return fmt.Errorf("read %s again: %w", s.path, errors.Join(err, p.unreadable, ErrDamaged))
-				}
-				if f.entries, err = r.footer(p.trailer); err != nil {
-					return fmt.Errorf("read %s again: %w", s.path, err)
-				}
+		}
+		if err := c.next(); err != nil {
+			return err
+		}
+		cursors = append(cursors, c)
+	}
+	for {
+		var first *cursor
+		for _, c := range cursors {
+			if len(c.entries) > 0 && (first == nil || c.entries[0].seq < first.entries[0].seq) {
+				first = c
 			}
-			for _, e := range f.entries {
-				if e.kind != kindBlock || e.seq <= l.voids[name{e.namespace, e.key}] {
-					continue
-				}
-				l.opts.Recovered(e.record(NewLoc(d.number, s.number, e.page, s.incarnation)))
-			}
-			f.entries = nil
+		}
+		if first == nil {
+			return nil
+		}
+		e := first.entries[0]
+		l.opts.Recovered(e.record(NewLoc(first.drive.number, first.at.number, e.page, first.at.incarnation)))
+		first.entries = first.entries[1:]
+		if err := first.next(); err != nil {
+			return err
 		}
 	}
-	l.forget()
-	return nil
+}
+
+// cursor goes through the blocks of a drive that were found and are not void.
+type cursor struct {
+	drive    *drive
+	window   []byte
+	segments []*segment // still to come
+	at       *segment
+	entries  []entry // of it, still to come; the first is a block
+}
+
+// next comes to a block, if there is one left.
+func (c *cursor) next() error {
+	l := c.drive.log
+	for {
+		for len(c.entries) > 0 {
+			e := c.entries[0]
+			if e.kind == kindBlock && e.seq > l.voids[name{e.namespace, e.key}] {
+				return nil
+			}
+			c.entries = c.entries[1:]
+		}
+		if len(c.segments) == 0 {
+			return nil
+		}
+		c.at, c.segments = c.segments[0], c.segments[1:]
+		f := c.at.found
+		c.entries, f.entries = f.entries, nil
+		if c.entries != nil {
+			continue
+		}
+		r := c.drive.readerOf(c.at, c.window)
+		p, err := r.probe()
+		if err == nil && p.footer {
+			c.entries, err = r.footer(p.trailer)
+		}
+		if err != nil || !p.footer {
+			return fmt.Errorf("read %s again: %w", c.at.path, errors.Join(err, p.unreadable, ErrDamaged))
+		}
+	}
 }
 
 // forget drops what only the start needs.

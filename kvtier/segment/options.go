@@ -43,11 +43,12 @@ type Options struct {
 	// and need not be told of them.
 	Covered func(segment, drive uint32, incarnation uint64) bool
 	// Ended is told of the tombstones that were found in segments that are not
-	// covered, before any Recovered: they void blocks that the caller knows.
+	// covered, before any Recovered, in any order: each voids those blocks that the
+	// caller knows of whose sequence number is not above Upto, and no other.
 	Ended func(Tombstone)
 	// Recovered is told of the blocks that were found in segments that are not
-	// covered and no tombstone voids. A key may come more than once, always with
-	// the same bytes; any of its Locs will do, and the last one lives longest.
+	// covered and no tombstone voids, in the order of their sequence numbers. A key
+	// may come more than once, always with the same bytes: all of these lie there.
 	Recovered func(Record)
 
 	// Reclaim says which blocks of a segment are worth being kept; at most half a
@@ -60,10 +61,13 @@ type Options struct {
 	Dropped func(Record)
 	// Spend is asked before n bytes are written and says no where the drives have
 	// worn enough. Of tombstones and of what ends or begins a segment it is told
-	// and may not say no.
+	// and may not say no. It is called while a drive is written and may call nothing
+	// of the log.
 	Spend func(n int64) bool
 
 	Log *slog.Logger
+
+	cached int // cachedEntries, where a test does not say otherwise
 }
 
 func (o *Options) fill() error {
@@ -80,6 +84,9 @@ func (o *Options) fill() error {
 	}
 	if o.Depth == 0 {
 		o.Depth = DefaultDepth
+	}
+	if o.cached == 0 {
+		o.cached = cachedEntries
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -180,7 +180,7 @@ func (d *drive) adopt(s *segment, window []byte) error {
 	last := kept[len(kept)-1]
 	s.next = int64(last.page) + pagesOf(last.kind, last.flags, last.length)
 	f.n = len(kept)
-	if l.cached += len(kept); l.cached <= cachedEntries {
+	if l.cached += len(kept); l.cached <= l.opts.cached {
 		f.entries = kept
 	}
 	return nil

@@ -218,3 +218,24 @@ func TestASegmentOfAnotherTenantIsFree(t *testing.T) {
 	}
 }
 
+func TestBlocksAreToldInTheOrderInWhichTheyWereWritten(t *testing.T) {
+	t.Parallel()
+	var told []uint64
+	c := newCaller(func(o *Options) {
+		withDrives(3)(o)
+		o.cached = 20 // the other footers are read twice
+		inner := o.Recovered
+		o.Recovered = func(r Record) { told = append(told, r.Seq); inner(r) }
+	})
+	must(t, c.open(), fill(0, 90, 0)(c), c.close(), c.open(), c.check())
+	if len(told) < 80 || !slices.IsSorted(told) {
+		t.Errorf("told of %d blocks in the order %v", len(told), told)
+	}
+	used := map[uint32]bool{}
+	for _, loc := range c.index {
+		used[loc.Drive()] = true
+	}
+	if len(used) != 3 {
+		t.Errorf("%d of 3 drives are used", len(used))
+	}
+}
