@@ -12,6 +12,11 @@ var kvParts = []struct {
 	name string
 	rows func(ctx context.Context, dir string, o options) ([]Row, error)
 }{
+	{"index", indexRows},
+	{"ram", ramRows},
+	{"wait", waitRows},
+	{"nvme", nvmeRows},
+	{"restart", restartRows},
 	{"resp", respRows},
 }
 
