@@ -1,0 +1,70 @@
+package kvtier
+
+import (
+	"github.com/hearth-dev/hearth/kvtier/block"
+	"github.com/hearth-dev/hearth/kvtier/gate"
+	"github.com/hearth-dev/hearth/kvtier/index"
+)
+
+// What nodes that share blocks need of the core, besides what every caller has.
+
+// NamespaceOf gives a namespace that the tenant has, by its identifier. It makes
+// none known.
+func (t *Tenant) NamespaceOf(id block.Namespace) (*Namespace, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	place, known := t.spaces[id]
+	if !known || t.gone || int(place) >= len(t.record.Namespaces) {
+		return nil, false
+	}
+	return &Namespace{tenant: t, id: id, place: place, tokens: t.record.Namespaces[place].BlockTokens}, true
+}
+
+// Peek writes the length in bytes of each block, 0 where there is none, and less
+// than 0, its negative, where the load would take longer than computing it anew.
+// It is Lookup that is no use of the blocks and counts nowhere: another node asks,
+// and may not come.
+func (n *Namespace) Peek(keys []block.Key, sizes []int) {
+	t := n.tenant
+	prints := make([]index.Print, len(keys))
+	ids := make([]index.ID, len(keys))
+	for i, key := range keys {
+		prints[i] = n.print(key)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.index.FindAll(prints, ids)
+	anew := gate.Recompute{Tokens: n.tokensLocked(), Rate: t.spec.PrefillRate}
+	for i, id := range ids {
+		sizes[i] = 0
+		if r, here := t.residentLocked(id); here {
+			if r.Key == keys[i] {
+				sizes[i] = t.index.Size(id)
+			}
+			continue
+		}
+		if !t.presentLocked(id) {
+			continue
+		}
+		sizes[i] = t.index.Size(id)
+		if !gate.Decide(t.cache.speed(t.locLocked(id)).Load(int64(sizes[i])), anew) {
+			sizes[i] = -sizes[i]
+		}
+	}
+}
+
+// Recompute is what an engine needs to compute a block anew, as far as it is
+// known.
+func (n *Namespace) Recompute() gate.Recompute {
+	t := n.tenant
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return gate.Recompute{Tokens: n.tokensLocked(), Rate: t.spec.PrefillRate}
+}
+
+// Sum is the XXH3-128 of the block's bytes, high half first, as it was made when
+// they were stored.
+func (b *Block) Sum() [16]byte { return b.sum }
+
+// Sum is the XXH3-128 of the bytes filled so far, high half first.
+func (p *Put) Sum() [16]byte { return p.hash.Sum128().Bytes() }
