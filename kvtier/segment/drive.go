@@ -155,12 +155,15 @@ func (d *drive) begin(ctx context.Context, s *segment) error {
 	s.entries = nil
 	d.open = s
 	l.mu.Unlock()
-	if len(d.owed) > 0 {
-		owed := d.owed
-		if err := d.bury(s, owed); err != nil {
+	for len(d.owed) > 0 {
+		n := min(len(d.owed), maxBuried)
+		if !s.fits(buriedPages(n), n) {
+			return nil // the rest comes with the next
+		}
+		if err := d.bury(s, d.owed[:n]); err != nil {
 			return fmt.Errorf("begin segment: %w", err)
 		}
-		d.owed = nil
+		d.owed = d.owed[n:]
 	}
 	return nil
 }

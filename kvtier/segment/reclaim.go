@@ -230,7 +230,7 @@ func (d *drive) endAgain(ctx context.Context, stones []Tombstone) error {
 			return err
 		}
 		n := min(len(stones), maxBuried)
-		pages := 2 * int64((n+maxTombstones-1)/maxTombstones)
+		pages := buriedPages(n)
 		if d.open == nil || !d.open.fits(pages, n) {
 			if err := d.rotate(ctx); err != nil {
 				give(d.turn)

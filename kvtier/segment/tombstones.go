@@ -128,7 +128,7 @@ func (d *drive) end(ctx context.Context, stones []Tombstone) (err error) {
 			return ErrClosed
 		}
 		n := min(len(stones), maxBuried)
-		pages := 2 * int64((n+maxTombstones-1)/maxTombstones)
+		pages := buriedPages(n)
 		if d.open == nil || !d.open.fits(pages, n) {
 			if err = d.rotate(ctx); err != nil {
 				give(d.turn)
@@ -167,26 +167,22 @@ func (d *drive) closed() bool {
 // any size has room for them.
 const maxBuried = 2 * maxTombstones
 
-// bury writes tombstones into the segment that is filled, each record of them
-// twice, so that no one damaged page brings a block back, and syncs it. Where
-// that fails the segment is filled no more. With the turn.
+// buriedPages is how many pages tombstones take.
+func buriedPages(n int) int64 { return 2 * int64((n+maxTombstones-1)/maxTombstones) }
+
+// bury writes at most maxBuried tombstones into the segment that is filled, each
+// record of them twice, so that no one damaged page brings a block back, and syncs
+// it. Where that fails the segment is filled no more. With the turn.
 func (d *drive) bury(s *segment, stones []Tombstone) error {
-	l := d.log
-	for len(stones) > 0 {
-		n := min(len(stones), maxBuried)
-		if err := d.buryPages(s, stones[:n]); err != nil {
-			d.abandon(err, nil)
-			return err
-		}
-		stones = stones[n:]
+	err := d.buryPages(s, stones)
+	if err == nil {
+		err = s.file.Datasync()
 	}
-	if err := s.file.Datasync(); err != nil {
+	if err != nil {
 		d.abandon(err, nil)
 		return err
 	}
-	l.mu.Lock()
-	d.failures = 0
-	l.mu.Unlock()
+	d.worked()
 	return nil
 }
 
