@@ -41,11 +41,13 @@ func weightsEdits(views stock.Views, path string) ledger.Edits {
 	return edits
 }
 
-// kvEdits gives a container the claim's KV directory.
+// kvEdits gives a container the claim's KV directory, in which the data role
+// serves the claim's blocks on a socket.
 func kvEdits(kv *ledger.KV, path string) ledger.Edits {
 	return ledger.Edits{
 		Env: []string{
 			"HEARTH_KV_DIR=" + path,
+			"HEARTH_KV_SOCKET=" + path + "/kv.sock",
 			"HEARTH_KV_MEMORY_BYTES=" + strconv.FormatInt(kv.Memory, 10),
 			"HEARTH_KV_NVME_BYTES=" + strconv.FormatInt(kv.NVMe, 10),
 		},

@@ -157,7 +157,7 @@ func TestAClaimOfGPUsWeightsAndKVGetsAllOfThem(t *testing.T) {
 	for what, pair := range map[string][2][]string{
 		"environment": {env, {
 			"HEARTH_MODEL_DIR=/hearth/model", "HEARTH_MODEL_DIGEST=" + warm.Digest.String(), "HF_HUB_CACHE=/hearth/model-hub", "HF_HUB_OFFLINE=1",
-			"HEARTH_KV_DIR=/hearth/kv", "HEARTH_KV_MEMORY_BYTES=8589934592", "HEARTH_KV_NVME_BYTES=0",
+			"HEARTH_KV_DIR=/hearth/kv", "HEARTH_KV_SOCKET=/hearth/kv/kv.sock", "HEARTH_KV_MEMORY_BYTES=8589934592", "HEARTH_KV_NVME_BYTES=0",
 		}},
 		"device nodes": {nodes, {"/dev/null", "/dev/null"}},
 		"mounts":       {mounts, {"/hearth/model ro,nosuid,nodev,rbind", "/hearth/model-hub ro,nosuid,nodev,rbind", "/hearth/kv rw,nosuid,nodev,rbind"}},
