@@ -26,8 +26,9 @@ type caller struct {
 	// may is the one value that may be found under a key; a key without one must
 	// never be found. A miss is always allowed, but for what is sure.
 	may map[name][]byte
-	// known are keys of which a record may lie on the drives.
-	known map[name]bool
+	// known are the records that may lie on the drives: those that were told and not
+	// taken back. A key without any is not on the drives, and must not come back.
+	known map[name]map[Loc]bool
 	sure  map[name]bool
 	keep  func(Record) bool
 
@@ -41,7 +42,7 @@ const smallSegment = 16 * PageSize
 func newCaller(options func(*Options)) *caller {
 	return &caller{
 		fs: durabletest.New(), options: options,
-		may: map[name][]byte{}, known: map[name]bool{}, sure: map[name]bool{},
+		may: map[name][]byte{}, known: map[name]map[Loc]bool{}, sure: map[name]bool{},
 		keep: func(r Record) bool { return r.Key.Hash[1]%3 == 0 },
 	}
 }
@@ -50,7 +51,7 @@ func newCaller(options func(*Options)) *caller {
 func (c *caller) on(fs *durabletest.FS) *caller {
 	next := *c
 	next.fs, next.log, next.index = fs, nil, nil
-	next.may, next.known, next.sure = maps.Clone(c.may), maps.Clone(c.known), maps.Clone(c.sure)
+	next.may, next.known, next.sure = maps.Clone(c.may), map[name]map[Loc]bool{}, maps.Clone(c.sure)
 	if c.log != nil {
 		c.log.mu.Lock()
 		defer c.log.mu.Unlock()
@@ -65,13 +66,14 @@ func (c *caller) on(fs *durabletest.FS) *caller {
 }
 
 func (c *caller) open() error {
-	c.index = map[name]Loc{}
+	c.index, c.known = map[name]Loc{}, map[name]map[Loc]bool{}
 	o := Options{
 		FS: c.fs, Dirs: []string{"/drive0/blocks"}, Tenant: testTenant, Bytes: 8 * smallSegment, SegmentSize: smallSegment,
 		LargestBlock: 11 * PageSize,
 		Recovered: func(r Record) {
 			k := name{r.Namespace, r.Key}
-			c.index[k], c.known[k] = r.Loc, true
+			c.index[k] = r.Loc
+			c.learn(k, r.Loc)
 		},
 		Reclaim: func(_ context.Context, blocks []Record) []bool {
 			keep := make([]bool, len(blocks))
@@ -81,14 +83,24 @@ func (c *caller) open() error {
 			return keep
 		},
 		Moved: func(from, to Record) {
-			if k := (name{from.Namespace, from.Key}); c.index[k] == from.Loc {
+			k := name{from.Namespace, from.Key}
+			if c.index[k] == from.Loc {
 				c.index[k] = to.Loc
+			}
+			if c.known[k][from.Loc] {
+				c.learn(k, to.Loc)
+				delete(c.known[k], from.Loc)
 			}
 		},
 		Dropped: func(r Record) {
-			if k := (name{r.Namespace, r.Key}); c.index[k] == r.Loc {
+			k := name{r.Namespace, r.Key}
+			if c.index[k] == r.Loc {
 				delete(c.index, k)
 				delete(c.sure, k)
+			}
+			if c.known[k][r.Loc] {
+				delete(c.known[k], r.Loc)
+				c.forget(k)
 			}
 		},
 	}
@@ -100,7 +112,26 @@ func (c *caller) open() error {
 		return err
 	}
 	c.log = log
+	if o.Covered == nil {
+		for k := range c.may {
+			c.forget(k)
+		}
+	}
 	return nil
+}
+
+// learn notes a record of a key, forget that there is perhaps none left.
+func (c *caller) learn(k name, loc Loc) {
+	if c.known[k] == nil {
+		c.known[k] = map[Loc]bool{}
+	}
+	c.known[k][loc] = true
+}
+
+func (c *caller) forget(k name) {
+	if len(c.known[k]) == 0 {
+		delete(c.may, k)
+	}
 }
 
 func (c *caller) close() error { return c.log.Close() }
@@ -138,7 +169,7 @@ func writeOf(k name, value []byte) Write {
 func (c *caller) end(k name) error {
 	delete(c.index, k)
 	delete(c.sure, k)
-	if !c.known[k] {
+	if len(c.known[k]) == 0 {
 		return nil
 	}
 	if err := c.log.Delete(context.Background(), []Tombstone{{Namespace: k.namespace, Key: k.key}}); err != nil {
@@ -159,13 +190,19 @@ func (c *caller) put(values map[name][]byte) error {
 			}
 		}
 		writes = append(writes, writeOf(k, values[k]))
-		c.may[k], c.known[k] = values[k], true
+		c.may[k] = values[k]
+		c.learn(k, 0)     // until the log says where
 		delete(c.sure, k) // a newer record counts, and is not sealed
 	}
 	locs, err := c.log.Append(context.Background(), writes)
 	for i, w := range writes {
+		k := name{w.Namespace, w.Key}
+		delete(c.known[k], 0)
 		if locs[i] != 0 {
-			c.index[name{w.Namespace, w.Key}] = locs[i]
+			c.index[k] = locs[i]
+			c.learn(k, locs[i])
+		} else if !errors.Is(err, durabletest.ErrCrashed) {
+			c.forget(k) // it was not written, whatever the drive did
 		}
 	}
 	return err
