@@ -1,0 +1,281 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/hearth-dev/hearth/kvtier"
+	"github.com/hearth-dev/hearth/kvtier/block"
+	"github.com/hearth-dev/hearth/kvtier/gate"
+)
+
+// flight is a block on its way from a peer.
+type flight struct {
+	space    *kvtier.Namespace
+	name     name
+	remote   *remote
+	size     int
+	expected time.Duration // that it takes, when it began
+	read     gate.Read
+	done     chan struct{} // closed at its end
+
+	mu   sync.Mutex // of its being stored
+	void bool       // the block was deleted here
+}
+
+// flyLocked begins to fetch a block that a peer has, where that is worth it.
+func (p *Peers) flyLocked(space *kvtier.Namespace, id name, r *remote, size int, anew gate.Recompute) *flight {
+	if f := p.flights[id]; f != nil || !p.running {
+		return f
+	}
+	load := r.speed.Load(int64(size))
+	if _, known := anew.Time(); !gate.Decide(load, anew) || !known && load.Time() > longest {
+		p.totals.gated.Add(1)
+		return nil
+	}
+	f := &flight{space: space, name: id, remote: r, size: size, expected: load.Time(), done: make(chan struct{})}
+	f.read = r.speed.Begin(int64(size))
+	select {
+	case r.fetches <- f:
+	default:
+		f.read.Failed()
+		p.totals.full.Add(1)
+		return nil
+	}
+	p.flights[id] = f
+	return f
+}
+
+// endLocked ends a flight.
+func (p *Peers) endLocked(f *flight) {
+	if p.flights[f.name] == f {
+		delete(p.flights, f.name)
+		close(f.done)
+	}
+}
+
+func (p *Peers) end(f *flight) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.endLocked(f)
+}
+
+// miss ends a flight without its block.
+func (p *Peers) miss(f *flight) {
+	f.read.Failed()
+	p.end(f)
+}
+
+// runFetches fetches blocks of one peer, until ctx ends.
+func (p *Peers) runFetches(ctx context.Context, r *remote) {
+	var l *link
+	defer func() {
+		if l != nil {
+			l.close()
+		}
+	}()
+	idle := time.NewTimer(idleAfter)
+	defer idle.Stop()
+	var next *flight // was taken from the row and does not go with those before it
+	for {
+		first := next
+		next = nil
+		if first == nil {
+			idle.Reset(idleAfter)
+			select {
+			case first = <-r.fetches:
+			case <-idle.C:
+				if l != nil {
+					l.close()
+					l = nil
+				}
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		batch, bytes := []*flight{first}, first.size
+	gather:
+		for len(batch) < batchBlocks && next == nil {
+			select {
+			case f := <-r.fetches:
+				if f.name.space == first.name.space && bytes+f.size <= batchBytes {
+					batch, bytes = append(batch, f), bytes+f.size
+				} else {
+					next = f
+				}
+			default:
+				break gather
+			}
+		}
+		l = p.fetch(ctx, r, l, batch)
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// landing is a flight with its room.
+type landing struct {
+	*flight
+	put *kvtier.Put
+}
+
+// fetch brings blocks of one namespace from a peer and gives the connection to go
+// on with, if any.
+func (p *Peers) fetch(ctx context.Context, r *remote, l *link, batch []*flight) *link {
+	wanted := p.wanted(r, batch)
+	if len(wanted) == 0 {
+		return l
+	}
+	var bytes int64
+	for _, f := range wanted {
+		bytes += int64(f.size)
+	}
+	release, err := p.takeRoom(ctx, wanted[0].space.Tenant(), bytes)
+	if err != nil {
+		for _, f := range wanted {
+			p.miss(f)
+		}
+		return l
+	}
+	defer release()
+	var landings []landing
+	var entries []entry
+	var slots []slot
+	for _, f := range wanted {
+		put, err := f.space.Put(f.name.key, f.size, kvtier.PutOptions{IfAbsent: true})
+		if err != nil {
+			p.totals.noRoom.Add(1)
+			p.miss(f)
+			continue
+		}
+		landings = append(landings, landing{f, put})
+		entries = append(entries, entry{f.name.key, uint32(f.size)})
+		slots = append(slots, put)
+	}
+	if len(landings) == 0 {
+		return l
+	}
+	done := 0
+	l, err = p.with(ctx, r, l, func(l *link) error {
+		return l.get(ctx, p.opts.Limiter, landings[0].name.space, entries, slots, func(i int, absent bool) {
+			p.land(ctx, landings[i], absent)
+			done = i + 1
+		})
+	})
+	for i, f := range landings[done:] {
+		f.put.Abort()
+		if i == 0 && (errors.Is(err, errDamaged) || errors.Is(err, ErrProtocol)) {
+			p.totals.damaged.Add(1)
+		} else {
+			p.totals.failed.Add(1)
+		}
+		p.miss(f.flight)
+	}
+	return l
+}
+
+// wanted are those of a row that are still to be fetched; the others end.
+func (p *Peers) wanted(r *remote, batch []*flight) []*flight {
+	if r.down(p.now()) {
+		for _, f := range batch {
+			p.totals.failed.Add(1)
+			p.miss(f)
+		}
+		return nil
+	}
+	keys, sizes := make([]block.Key, len(batch)), make([]int, len(batch))
+	for i, f := range batch {
+		keys[i] = f.name.key
+	}
+	batch[0].space.Peek(keys, sizes)
+	wanted := batch[:0:0]
+	for i, f := range batch {
+		f.mu.Lock()
+		void := f.void
+		f.mu.Unlock()
+		if void || sizes[i] != 0 { // somebody stored it here meanwhile
+			p.miss(f)
+			continue
+		}
+		wanted = append(wanted, f)
+	}
+	return wanted
+}
+
+// land stores a block that has come whole, or ends the flight of an absent one.
+func (p *Peers) land(ctx context.Context, f landing, absent bool) {
+	if absent {
+		f.put.Abort()
+		p.totals.absent.Add(1)
+		p.mu.Lock()
+		p.known.learn(f.name, place{until: p.now() + absentFor})
+		p.mu.Unlock()
+		p.miss(f.flight)
+		return
+	}
+	f.mu.Lock()
+	var err error
+	if f.void {
+		f.put.Abort()
+	} else {
+		err = f.put.Commit(ctx)
+	}
+	f.mu.Unlock()
+	if err != nil {
+		p.log.Warn("a block of a KV peer is not stored", slog.String("peer", f.remote.Name), slog.Any("error", err))
+	}
+	f.read.Done()
+	p.totals.blocks.Add(1)
+	p.totals.blockBytes.Add(int64(f.size))
+	p.totals.tokens.Add(int64(f.space.Recompute().Tokens))
+	f.remote.blocks.Add(1)
+	f.remote.blockBytes.Add(int64(f.size))
+	p.end(f.flight)
+}
+
+// takeRoom waits until so many bytes of a tenant may be awaited. What is more than
+// all there is counts as all.
+func (p *Peers) takeRoom(ctx context.Context, t *kvtier.Tenant, bytes int64) (release func(), err error) {
+	own, most := p.ofTenant(t)
+	mine := min(bytes, most)
+	if err := own.Acquire(ctx, mine); err != nil {
+		return nil, err
+	}
+	all := min(bytes, int64(p.opts.InFlight))
+	if err := p.room.Acquire(ctx, all); err != nil {
+		own.Release(mine)
+		return nil, err
+	}
+	p.totals.awaited.Add(bytes)
+	return func() {
+		p.totals.awaited.Add(-bytes)
+		p.room.Release(all)
+		own.Release(mine)
+	}, nil
+}
+
+// ofTenant is what bounds the bytes that one tenant awaits, and the bound: a
+// quarter of its RAM.
+func (p *Peers) ofTenant(t *kvtier.Tenant) (*semaphore.Weighted, int64) {
+	spec := t.Spec()
+	memory := max(spec.Memory, spec.MemoryLimit)
+	if memory == 0 {
+		memory = kvtier.Transit
+	}
+	most := int64(max(1, min(memory/4, p.opts.InFlight)))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known, ok := p.tenants[t]
+	if !ok || known.most != most {
+		known = &room{semaphore.NewWeighted(most), most}
+		p.tenants[t] = known
+	}
+	return known.Weighted, most
+}
