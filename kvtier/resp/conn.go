@@ -15,6 +15,7 @@ type conn struct {
 	listening *listening
 	server    *Server
 	net       net.Conn
+	socket    socket
 	id        uint64
 	reader    *reader
 	out       []byte // replies that are not written yet
@@ -50,10 +51,7 @@ const (
 func newConn(l *listening, connection net.Conn) *conn {
 	c := &conn{listening: l, server: l.server, net: connection, id: l.server.ids.Add(1), native: true, out: make([]byte, 0, writeBuffer)}
 	c.reader = newReader(c)
-	if tcp, ok := connection.(*net.TCPConn); ok {
-		// A dead peer is found, a silent one is left alone.
-		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4})
-	}
+	c.socket = openSocket(connection)
 	return c
 }
 
@@ -74,7 +72,6 @@ func (c *conn) serve() {
 	c.reader.open = c.tenant == nil
 	for !c.quit {
 		cmd, err := c.reader.next()
-		var wrong protocolError
 		switch {
 		case err == nil:
 			err = c.do(cmd)
@@ -83,7 +80,7 @@ func (c *conn) serve() {
 			c.error("ERR command with too many arguments or bytes")
 			err = nil
 		}
-		if errors.As(err, &wrong) {
+		if wrong, ok := errors.AsType[protocolError](err); ok {
 			totals.protocolErrors.Add(1)
 			c.error("ERR " + string(wrong))
 			break
@@ -167,6 +164,9 @@ func (c *conn) finish(until time.Time) {
 	c.until.Store(until.UnixNano())
 	_ = c.net.SetReadDeadline(time.Unix(1, 0))
 	_ = c.net.SetWriteDeadline(until)
+	if half, ok := c.net.(interface{ CloseRead() error }); ok {
+		_ = half.CloseRead() // wakes a thread that waits for a value
+	}
 }
 
 // flush writes the replies.
@@ -202,9 +202,17 @@ func (c *conn) value(bytes []byte) error {
 	c.writeBy(len(c.out) + len(bytes))
 	c.vectors = [3][]byte{c.out, bytes, crlf}
 	c.buffers = c.vectors[:]
-	n, err := c.buffers.WriteTo(c.net)
+	sent, err := 0, error(nil)
+	if c.socket.enter(len(bytes)) {
+		sent, c.buffers, err = c.socket.send(c.buffers)
+	}
+	if err == nil && len(c.buffers) > 0 {
+		var rest int64
+		rest, err = c.buffers.WriteTo(c.net)
+		sent += int(rest)
+	}
 	c.vectors = [3][]byte{}
-	return c.wrote(int(n), err)
+	return c.wrote(sent, err)
 }
 
 var crlf = []byte("\r\n")

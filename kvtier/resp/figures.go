@@ -7,16 +7,16 @@ import (
 
 // figures are counted since the start.
 type figures struct {
-	hits, misses       atomic.Uint64
-	found, absent      atomic.Uint64
-	stored, dropped    atomic.Uint64
-	refused            atomic.Uint64
-	padded, unpadded   atomic.Uint64
-	mismatched         atomic.Uint64
-	deleted            atomic.Uint64
-	bytesOut, bytesIn  atomic.Uint64
-	stalled, unpinned  atomic.Uint64
-	connections, total atomic.Int64
+	hits, misses      atomic.Uint64
+	found, absent     atomic.Uint64
+	stored, dropped   atomic.Uint64
+	refused           atomic.Uint64
+	padded, unpadded  atomic.Uint64
+	mismatched        atomic.Uint64
+	deleted           atomic.Uint64
+	bytesOut, bytesIn atomic.Uint64
+	stalled, unpinned atomic.Uint64
+	connections       atomic.Int64
 }
 
 // TenantStats are a tenant's figures since its start, but for those of now.

@@ -60,9 +60,6 @@ func newReader(source io.Reader) *reader {
 	return &reader{source: source, buf: make([]byte, readBuffer)}
 }
 
-// waiting says whether bytes of a next command are there already.
-func (r *reader) waiting() bool { return r.at < r.end }
-
 // next reads a command, up to the value of a SET.
 func (r *reader) next() (command, error) {
 	for {
@@ -294,7 +291,7 @@ func (r *reader) inline() (command, error) {
 		return command{}, err
 	}
 	r.args = r.args[:0]
-	for _, word := range bytes.Fields(line) {
+	for _, word := range bytes.FieldsSeq(line) {
 		if len(r.args) == maxArguments || r.open && len(r.args) == openArguments {
 			return command{}, errTooLong
 		}

@@ -165,7 +165,7 @@ func (l *listening) accept(listener net.Listener) error {
 		}
 		// Out of descriptors or memory, or the peer was gone: both pass.
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-		l.server.options.Log.Warn("Accepting a KV connection failed", "error", err, "pause", pause)
+		l.server.options.Log.Warn("accepting a KV connection failed", slog.Any("error", err), slog.Duration("pause", pause))
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:

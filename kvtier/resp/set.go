@@ -138,41 +138,62 @@ func (c *conn) setWith(name, value []byte, args [][]byte) error {
 
 // receive takes the value from the wire, in any case to its end.
 func (c *conn) receive(s *storing) error {
-	r := c.reader
 	at := 0
 	if s.put != nil {
-		into := s.put.Bytes()
-		at = r.buffered(into)
-		filled := 0
-		for at < len(into) {
-			c.readBy(c.server.options.BodyTimeout)
-			n, err := c.Read(into[at:min(filled+fillAtOnce, len(into))])
-			at += n
-			if err != nil && at < len(into) {
-				if !stalled(err) || c.until.Load() != 0 {
-					return err
-				}
-				c.tenant.figures.stalled.Add(1)
-				s.abort()
-				c.readBy(0)
-				if !c.native {
-					return err
-				}
-				break
-			}
-			if at == len(into) {
-				c.readBy(0)
-			}
-			if at-filled >= fillAtOnce {
-				s.put.Fill(at - filled)
-				filled = at
-			}
-		}
-		if s.put != nil && at > filled {
-			s.put.Fill(at - filled)
+		var err error
+		if at, err = c.fill(s); err != nil {
+			return err
 		}
 	}
-	return r.skip(s.size - at)
+	return c.reader.skip(s.size - at)
+}
+
+// fill puts the value into its place. It gives up the place, and tells how much
+// was read, where the rest does not come in time and the connection stays.
+func (c *conn) fill(s *storing) (at int, err error) {
+	into, filled := s.put.Bytes(), 0
+	// What came is hashed while it is in the processor's cache.
+	came := func(n int) {
+		at += n
+		if at-filled >= fillAtOnce || at == len(into) {
+			s.put.Fill(at - filled)
+			filled = at
+		}
+	}
+	came(c.reader.buffered(into))
+	if at == len(into) {
+		return at, nil
+	}
+	if err := c.flush(); err != nil {
+		return at, err
+	}
+	if c.socket.enter(len(into) - at) {
+		got, err := c.socket.receive(into[at:], came)
+		c.server.totals.bytesIn.Add(uint64(got))
+		if err != nil {
+			return at, err
+		}
+	}
+	for at < len(into) {
+		c.readBy(c.server.options.BodyTimeout)
+		n, err := c.Read(into[at:min(filled+fillAtOnce, len(into))])
+		came(n)
+		if err == nil || at == len(into) {
+			continue
+		}
+		if !stalled(err) || c.until.Load() != 0 {
+			return at, err
+		}
+		c.tenant.figures.stalled.Add(1)
+		s.abort()
+		c.readBy(0)
+		if !c.native {
+			return at, err
+		}
+		return at, nil
+	}
+	c.readBy(0)
+	return at, nil
 }
 
 // finishSet publishes the value and answers.

@@ -1,0 +1,164 @@
+package resp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A large value is moved by a thread that waits in the kernel: parking the
+// goroutine each time that the socket's buffer is full or empty costs about as
+// much processor time as the copy. Who is slow is left to the runtime's poller
+// after patience, and no more than maxBlocking threads wait at a time.
+const (
+	blockingFrom = 64 << 10 // bytes
+	maxBlocking  = 256
+	patience     = 50 * time.Millisecond
+	// Buffers that were measured to cost least: a unix socket's takes much at
+	// once; what is in flight on loopback should stay in the processor's cache.
+	// Elsewhere the kernel sizes them by what it sees of the network.
+	unixBuffer     = 512 << 10 // bytes
+	loopbackBuffer = 128 << 10
+)
+
+// blocking counts the threads that wait for sockets.
+var blocking atomic.Int64
+
+// socket is a connection's descriptor, where it has one.
+type socket struct{ raw syscall.RawConn }
+
+// openSocket prepares a connection of the kernel's; others have no socket.
+func openSocket(connection net.Conn) socket {
+	holder, ok := connection.(syscall.Conn)
+	if !ok {
+		return socket{}
+	}
+	raw, err := holder.SyscallConn()
+	if err != nil {
+		return socket{}
+	}
+	buffer := 0
+	switch of := connection.(type) {
+	case *net.UnixConn:
+		buffer = unixBuffer
+	case *net.TCPConn:
+		// A dead peer is found, a silent one is left alone.
+		_ = of.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4})
+		if peer, ok := of.RemoteAddr().(*net.TCPAddr); ok && peer.IP.IsLoopback() {
+			buffer = loopbackBuffer
+		}
+	default:
+		return socket{}
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		timeout := unix.NsecToTimeval(patience.Nanoseconds())
+		failed = errors.Join(
+			unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout),
+			unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
+		if buffer > 0 {
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, buffer)
+		}
+	})
+	if err != nil || failed != nil {
+		return socket{}
+	}
+	return socket{raw: raw}
+}
+
+// enter takes one of the threads that may wait.
+func (s socket) enter(size int) bool {
+	if s.raw == nil || size < blockingFrom {
+		return false
+	}
+	if blocking.Add(1) > maxBlocking {
+		blocking.Add(-1)
+		return false
+	}
+	return true
+}
+
+// send writes buffers until all is written or the peer is slow, and gives what is
+// left of them.
+func (s socket) send(buffers [][]byte) (sent int, left [][]byte, err error) {
+	defer blocking.Add(-1)
+	lockErr := s.raw.Write(func(fd uintptr) bool {
+		if err = unix.SetNonblock(int(fd), false); err != nil {
+			return true
+		}
+		for len(buffers) > 0 {
+			var n int
+			n, err = unix.SendmsgBuffers(int(fd), buffers, nil, nil, unix.MSG_NOSIGNAL)
+			if err != nil && err != unix.EINTR { //nolint:errorlint // an errno as the kernel gave it
+				break
+			}
+			err = nil
+			n = max(n, 0)
+			sent += n
+			buffers = after(buffers, n)
+		}
+		err = errors.Join(restore(fd), slow(err))
+		return true
+	})
+	return sent, buffers, errors.Join(lockErr, err)
+}
+
+// receive reads until into is full or the peer is slow. step hears of each piece.
+func (s socket) receive(into []byte, step func(n int)) (got int, err error) {
+	defer blocking.Add(-1)
+	lockErr := s.raw.Read(func(fd uintptr) bool {
+		if err = unix.SetNonblock(int(fd), false); err != nil {
+			return true
+		}
+		for got < len(into) {
+			var n int
+			n, _, err = unix.Recvfrom(int(fd), into[got:min(got+fillAtOnce, len(into))], unix.MSG_WAITALL)
+			if err == unix.EINTR { //nolint:errorlint // an errno as the kernel gave it
+				continue
+			}
+			if err == nil && n == 0 {
+				err = io.EOF
+			}
+			if err != nil {
+				break
+			}
+			got += n
+			step(n)
+		}
+		err = errors.Join(restore(fd), slow(err))
+		return true
+	})
+	return got, errors.Join(lockErr, err)
+}
+
+// restore gives the descriptor back to the runtime's poller as it was.
+func restore(fd uintptr) error { return os.NewSyscallError("fcntl", unix.SetNonblock(int(fd), true)) }
+
+// slow turns the end of patience into no error.
+func slow(err error) error {
+	if err == nil || errors.Is(err, unix.EAGAIN) {
+		return nil
+	}
+	if errors.Is(err, io.EOF) {
+		return err
+	}
+	return os.NewSyscallError("move value", err)
+}
+
+// after is what is left of buffers once n bytes are gone.
+func after(buffers [][]byte, n int) [][]byte {
+	for len(buffers) > 0 && n >= len(buffers[0]) {
+		n -= len(buffers[0])
+		buffers = buffers[1:]
+	}
+	if n > 0 {
+		buffers[0] = buffers[0][n:]
+	}
+	return buffers
+}
