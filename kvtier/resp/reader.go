@@ -291,7 +291,7 @@ func (r *reader) inline() (command, error) {
 		return command{}, err
 	}
 	r.args = r.args[:0]
-	for _, word := range bytes.FieldsSeq(line) {
+	for word := range bytes.FieldsSeq(line) {
 		if len(r.args) == maxArguments || r.open && len(r.args) == openArguments {
 			return command{}, errTooLong
 		}
