@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -60,9 +61,31 @@ func (d *drive) rotate(ctx context.Context) error {
 	return first
 }
 
+// clearLost removes the files that could not be made, nor removed before, so that
+// they take no room any longer. With the turn.
+func (d *drive) clearLost() {
+	l := d.log
+	for _, s := range d.list() {
+		if !s.lost {
+			continue
+		}
+		if err := l.fs.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return // the others are tried with it, the next time
+		}
+		if err := l.fs.SyncDir(d.dir); err != nil {
+			return
+		}
+		l.mu.Lock()
+		delete(d.segments, s.number)
+		l.mu.Unlock()
+		_ = s.file.Close() // the file is gone
+	}
+}
+
 // takeFree finds a free segment or makes one.
 func (d *drive) takeFree() (*segment, error) {
 	l := d.log
+	d.clearLost()
 	l.mu.Lock()
 	var found *segment
 	number, taken := uint32(0), len(d.segments)
