@@ -24,8 +24,8 @@ bench: build ## measure router, weights and claims; writes docs/bench and README
 	scripts/bench
 bench-peers: build ## measure the router beside nginx, vllm-router and smg; writes docs/bench/peers
 	scripts/bench-peers
-crash: ## every crash and every fault at each change of the weight store and the ledger of claims; takes half an hour
-	CRASH=full go test -count=1 -timeout 3h -v -run 'Crash|PowerCut|IOError|FailedSync|FullDrive|SpentQuota|FillsUp|ReadOnly|Killed|AtAnyChange' ./durable/... ./weightcache/ ./dradriver/ledger/
+crash: ## every crash and every fault at each change of the weight store, the KV store and the ledger of claims; takes an hour
+	CRASH=full go test -count=1 -timeout 3h -v -run 'Crash|PowerCut|IOError|FailedSync|FullDrive|SpentQuota|FillsUp|ReadOnly|Killed|AtAnyChange' ./durable/... ./weightcache/ ./dradriver/ledger/ ./kvtier/...
 fuzz: ## run every fuzz target for FUZZTIME (default 60s)
 	scripts/fuzz
 outside-deps: ## install the programs that test/outside runs, at their pinned versions
