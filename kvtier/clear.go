@@ -52,14 +52,16 @@ func (t *Tenant) Clear(ctx context.Context) (dropped int64, err error) {
 	t.wipeLocked()
 	t.mu.Unlock()
 	t.stats.deletes.Add(dropped)
-	if drive == nil {
+	if spec.NVMe == 0 {
 		return dropped, nil
 	}
 	// From here on it ends, whoever asked: the blocks are found no more.
 	ctx = context.WithoutCancel(ctx)
 	t.settleWrites(ctx)
-	if err := drive.Close(); err != nil {
-		t.log.Warn("files of a tenant that is cleared were not closed well", slog.Any("error", err))
+	if drive != nil { // else it could not be cleared before
+		if err := drive.Close(); err != nil {
+			t.log.Warn("files of a tenant that is cleared were not closed well", slog.Any("error", err))
+		}
 	}
 	if err := t.discardBlocks(); err != nil {
 		return dropped, fmt.Errorf("clear tenant %s: %w", t.name, err)

@@ -2,6 +2,7 @@ package kvtier
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 
 	"github.com/hearth-dev/hearth/kvtier/block"
@@ -71,11 +72,24 @@ func (t *Tenant) void(ctx context.Context, prints []index.Print) error {
 			delete(t.ending, print)
 		}
 	}
-	if err != nil {
-		t.signal()
+	switch {
+	case err == nil:
+		return nil
+	case t.gone:
+		return ErrRemoved
+	case t.drive != drive:
+		return errClearing
 	}
+	t.signal()
 	return err
 }
+
+// errClearing says that the tenant's blocks are being cleared, or could not be:
+// until they are, what is on the drives might come back over what is stored.
+var errClearing = fmt.Errorf("%w: the tenant is being cleared", ErrDropped)
+
+// clearingLocked says whether the tenant's drives are away.
+func (t *Tenant) clearingLocked() bool { return t.drive == nil && t.spec.NVMe > 0 }
 
 // settle tries again to end what is owed.
 func (t *Tenant) settle(ctx context.Context) error {

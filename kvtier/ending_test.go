@@ -309,3 +309,33 @@ func TestAStartThatFailedLeavesNothingToTheNext(t *testing.T) {
 		}
 	}
 }
+
+func TestATenantThatCouldNotBeClearedStoresNothingUntilItIs(t *testing.T) {
+	t.Parallel()
+	w := stored(t)
+	w.fs.FailWhen(func(op, _ string) error {
+		if op == "rename" {
+			return syscall.EIO
+		}
+		return nil
+	})
+	if _, err := w.tenant().Clear(t.Context()); err == nil {
+		t.Fatal("a tenant is said to be cleared that is not")
+	}
+	if err := put(t.Context(), w.spaces[0], keyOf(3), content(3, 2, 100), PutOptions{}); !errors.Is(err, ErrDropped) {
+		t.Errorf("a put beside what may come back: %v", err)
+	}
+	if _, err := w.spaces[0].Delete(t.Context(), keyOf(3)); err == nil {
+		t.Error("a key is said to be deleted that may come back")
+	}
+	w.fs.Heal()
+	if _, err := w.tenant().Clear(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := put(t.Context(), w.spaces[0], keyOf(3), content(3, 3, 100), PutOptions{}); err != nil {
+		t.Error(err)
+	}
+	if got := w.reborn(); got != nil && !bytes.Equal(got, content(3, 3, 100)) {
+		t.Error("what was cleared came back")
+	}
+}

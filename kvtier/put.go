@@ -155,6 +155,10 @@ func (p *Put) tryCommit(ctx context.Context, print index.Print, sum [16]byte) (w
 	if t.gone {
 		return nil, false, false, ErrRemoved
 	}
+	if t.clearingLocked() {
+		t.stats.droppedDrive.Add(1)
+		return nil, false, false, errClearing
+	}
 	if e := t.ending[print]; e != nil {
 		if p.opts.IfAbsent {
 			return nil, false, true, nil // it was ended here
@@ -272,6 +276,10 @@ func (n *Namespace) Delete(ctx context.Context, keys ...block.Key) (removed int,
 	t := n.tenant
 	if err := n.settleWritten(ctx, keys); err != nil {
 		return 0, fmt.Errorf("delete blocks: %w", err)
+	}
+	if t.clearingLocked() {
+		t.mu.Unlock()
+		return 0, fmt.Errorf("delete blocks: %w", errClearing)
 	}
 	var mine []index.Print
 	var others []<-chan struct{}
