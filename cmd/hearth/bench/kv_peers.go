@@ -161,7 +161,7 @@ kv:
   memory: %s
   nvme: 0B
   tenants:
-    - {name: bench, memory: %[6]s, nvme: 0B, socket: %[7]q, credentialFile: ""}
+    - {name: bench, memory: %[6]s, nvme: 0B, socket: %[7]q, anonymous: true}
 `, in("agent.sock"), tcp, in("weights"), in("health"), in("kv"), kvAgentMemory, unix)
 }
 
