@@ -14,7 +14,7 @@ import (
 func (a *Agent) adminOptions() admin.Options {
 	o := admin.Options{Node: a.node, Log: a.log}
 	if a.runs(RoleData) {
-		o.Weights, o.Manifest = a.inside, a.manifest
+		o.Weights, o.Manifest, o.KV = a.inside, a.manifest, a.space
 	} else {
 		o.Pass = admin.NewPass(a.config.Listen.DataSocket, a.log)
 	}
@@ -49,7 +49,7 @@ func (a *Agent) adminHandler() http.Handler {
 		text(w, http.StatusOK, "ready\n")
 	})
 	mux.HandleFunc("GET /debug/config", func(w http.ResponseWriter, _ *http.Request) {
-		masked, err := configfile.Marshal(a.config)
+		masked, err := configfile.Marshal(a.settings())
 		if err != nil {
 			text(w, http.StatusInternalServerError, "the configuration cannot be shown\n")
 			return

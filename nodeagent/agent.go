@@ -46,6 +46,11 @@ type Options struct {
 	// that pulls do on the network. Nil dials TCP with a limit of 10 s and
 	// keepalive probes.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
+	// ConfigFile is the file that the configuration came from, and Load reads it
+	// again as it was read first: what can change while running is taken when the
+	// file changes. Either empty takes nothing.
+	ConfigFile string
+	Load       func() (Config, error)
 	// Kubernetes is the API server's client; nil makes one as the configuration
 	// says, where it enables Kubernetes.
 	Kubernetes kubernetes.Interface
@@ -212,6 +217,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	for _, s := range servers {
 		start("servers", s.serve)
+	}
+	if a.opts.ConfigFile != "" && a.opts.Load != nil {
+		start("configuration", func() error { return a.watchConfig(running) })
 	}
 	start("notify", func() error { return a.notify(running) })
 	start("stop servers", func() error {

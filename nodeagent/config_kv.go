@@ -145,14 +145,6 @@ func (k KV) own() (memory, nvme units.Bytes) {
 	return memory, nvme
 }
 
-// budget is what claims may take: the rest.
-func (k KV) budget() kvtier.Budget {
-	memory, nvme := k.own()
-	return kvtier.Budget{
-		Memory: k.Memory - memory, NVMe: k.NVMe - nvme, NamespaceMemory: k.NamespaceMemory, NamespaceNVMe: k.NamespaceNVMe,
-	}
-}
-
 // spec is what a tenant without a claim may take. Errors are those of its key file.
 func (k KV) spec(t KVTenant) (kvtier.TenantSpec, error) {
 	s := kvtier.TenantSpec{
@@ -187,6 +179,21 @@ func or[T comparable](a, b T) T {
 		return a
 	}
 	return b
+}
+
+// password is that of the tenant's clients, empty for none.
+func (t KVTenant) password() (string, error) {
+	if t.CredentialFile == "" {
+		return "", nil
+	}
+	password, err := readSecret(t.CredentialFile)
+	if err == nil && len(password) == 0 {
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		return "", fmt.Errorf("read credentialFile of KV tenant %s: %w", t.Name, err)
+	}
+	return string(password), nil
 }
 
 // maxSecret bounds the file of a credential or a key.

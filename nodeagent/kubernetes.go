@@ -18,6 +18,7 @@ import (
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
 	"github.com/hearth-dev/hearth/nodeagent/health"
 	"github.com/hearth-dev/hearth/nodeagent/kube"
+	"github.com/hearth-dev/hearth/units"
 )
 
 // cluster is the agent's side of Kubernetes, of the role control.
@@ -245,8 +246,13 @@ func (a *Agent) checkStores(ctx context.Context) error {
 	if usage, err := a.store.Usage(); err == nil && w.Budget > 0 {
 		list[0].Takes, list[0].TakesField = max(1, w.Budget-usage.Used), "weights.budget"
 	}
-	if kv := a.config.KV; kv.NVMe > 0 {
-		list = append(list, kube.Store{Field: "kv.dir", Dir: kv.Dir, Takes: kv.NVMe, TakesField: "kv.nvme"})
+	if kv, _ := a.config.KV.within(a.space.capacity, 0); kv.NVMe > 0 {
+		// Segments are spread over the drives.
+		share := kv.NVMe / units.Bytes(1+len(kv.Drives))
+		list = append(list, kube.Store{Field: "kv.dir", Dir: kv.Dir, Takes: share, TakesField: "kv.nvme"})
+		for i, dir := range kv.Drives {
+			list = append(list, kube.Store{Field: fmt.Sprintf("kv.drives[%d]", i), Dir: dir, Takes: share, TakesField: "kv.nvme"})
+		}
 	}
 	for _, store := range list {
 		if err := kube.CheckStore(store, kube.KubeletPaths{Root: k.KubeletDir, Runtime: k.RuntimeDir}, thresholds); err != nil {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -21,18 +23,28 @@ import (
 // those of the space, with the blocks.
 type kvSpace struct {
 	*kvtier.Space
-	config KV
-	log    *slog.Logger
-	cache  *kvtier.Cache // nil where no space is configured
-	server *resp.Server
-	open   *kvServed // of clients without a password on listen.resp; nil is none
-	creds  *resp.Credentials
+	capacity kvCapacity
+	log      *slog.Logger
+	cache    *kvtier.Cache // nil where no space is configured
+	server   *resp.Server
+	// changing is taken to take another configuration; capacity 1.
+	changing chan struct{}
+	fill     fillKeeper
+	serving  sync.WaitGroup
+	// offers is called when what claims may take is another; nil calls nobody. It
+	// is set before anybody else has the space.
+	offers func()
 
-	mu        sync.Mutex
-	served    map[string]*kvServed // by kind and name
-	passwords int                  // in creds
-	running   context.Context      // of run; nil while it does not run
-	serving   sync.WaitGroup
+	mu       sync.Mutex
+	config   KV                   // as it was taken last
+	problems []string             // that it has on this node
+	served   map[string]*kvServed // by kind and name
+	open     *kvServed            // of clients without a password on listen.resp; nil is none
+	creds    *resp.Credentials
+	running  context.Context // of run; nil while it does not run
+	tcp      net.Addr        // of listen.resp; nil while nothing listens there
+	labels   kvLabels
+	past     map[string]*kvSum // of tenants that ended, by label
 }
 
 // kvServed is a tenant and how it is served.
@@ -42,13 +54,25 @@ type kvServed struct {
 	listener net.Listener // its own; nil is none
 	end      context.CancelFunc
 	ended    chan struct{}
+	password string // empty is none
+}
+
+// settings is the configuration as it was taken last.
+func (k *kvSpace) settings() KV {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.config
 }
 
 // openKV opens the space and takes the blocks of all claims and tenants in,
 // before anybody is served.
-func openKV(config KV, log *slog.Logger) (_ *kvSpace, err error) {
-	k := &kvSpace{config: config, log: log, served: map[string]*kvServed{}, server: resp.New(resp.Options{Log: log}), creds: &resp.Credentials{}}
-	k.Space, err = kvtier.Open(kvtier.Options{Dir: config.Dir, Budget: config.budget(), Make: config.set(), Log: log})
+func openKV(config KV, capacity kvCapacity, log *slog.Logger) (_ *kvSpace, err error) {
+	k := &kvSpace{
+		capacity: capacity, config: config, log: log, server: resp.New(resp.Options{Log: log}), changing: make(chan struct{}, 1),
+		served: map[string]*kvServed{}, creds: &resp.Credentials{}, labels: kvLabels{}, past: map[string]*kvSum{},
+	}
+	offered, _ := config.within(capacity, 0)
+	k.Space, err = kvtier.Open(kvtier.Options{Dir: config.Dir, Budget: offered.claims(0), Make: config.set(), Log: log})
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +85,7 @@ func openKV(config KV, log *slog.Logger) (_ *kvSpace, err error) {
 		}
 	}()
 	k.cache, err = kvtier.OpenCache(kvtier.CacheOptions{
-		Dir: config.Dir, Drives: config.Drives, Memory: config.Memory, VerifyEvery: config.VerifyEvery, Log: log,
+		Dir: config.Dir, Drives: config.Drives, Memory: offered.Memory, VerifyEvery: config.VerifyEvery, Log: log,
 		Wear: kvtier.WearOptions{WritesPerDay: config.DriveWritesPerDay, Capacity: config.DriveCapacity, Endurance: config.DriveEndurance},
 	})
 	if err != nil {
@@ -78,12 +102,32 @@ func openKV(config KV, log *slog.Logger) (_ *kvSpace, err error) {
 	for _, t := range config.Tenants {
 		group.Go(func() error { return k.addTenant(ctx, t) })
 	}
-	return k, group.Wait()
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	k.offer(context.Background(), config)
+	k.fill.look(k.figures())
+	return k, nil
+}
+
+// offer gives claims what the node has for them and tells of what it lacks.
+func (k *kvSpace) offer(ctx context.Context, config KV) {
+	left := k.leftBytes()
+	offered, problems := config.within(k.capacity, left)
+	if err := k.SetBudget(ctx, offered.claims(left)); err != nil {
+		problems = append(problems, "claims keep what they have: "+err.Error())
+	}
+	k.mu.Lock()
+	k.problems = problems
+	k.mu.Unlock()
+	if k.offers != nil {
+		k.offers()
+	}
 }
 
 // addClaim serves a claim's blocks on the socket in its directory.
 func (k *kvSpace) addClaim(ctx context.Context, r kvtier.Reservation) error {
-	served, err := k.serve(ctx, k.config.claimSpec(r))
+	served, err := k.serve(ctx, k.settings().claimSpec(r))
 	if err != nil {
 		return err
 	}
@@ -103,7 +147,11 @@ func (k *kvSpace) addClaim(ctx context.Context, r kvtier.Reservation) error {
 
 // addTenant serves the blocks of a tenant of the configuration.
 func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
-	spec, err := k.config.spec(t)
+	spec, err := k.settings().spec(t)
+	if err != nil {
+		return err
+	}
+	password, err := t.password()
 	if err != nil {
 		return err
 	}
@@ -111,27 +159,16 @@ func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case t.CredentialFile != "":
-		password, err := readSecret(t.CredentialFile)
-		if err != nil {
-			return fmt.Errorf("read credentialFile of KV tenant %s: %w", t.Name, err)
-		}
-		k.mu.Lock()
-		if err = k.creds.Add(served.resp, string(password)); err == nil {
-			k.passwords++
-		}
-		k.mu.Unlock()
-		if err != nil {
-			return err
-		}
-	case t.Anonymous:
-		k.mu.Lock()
+	k.mu.Lock()
+	if t.Anonymous {
 		k.open = served
-		k.mu.Unlock()
 	}
-	if t.Socket == "" {
-		return nil
+	served.password = password
+	err = k.renewCredentialsLocked()
+	has := served.listener != nil
+	k.mu.Unlock()
+	if err != nil || t.Socket == "" || has {
+		return err
 	}
 	l, err := identity.ListenSocket(context.WithoutCancel(ctx), t.Socket)
 	if err != nil {
@@ -139,6 +176,28 @@ func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
 	}
 	k.listen(served, l)
 	return nil
+}
+
+// renewCredentialsLocked makes the passwords those of the tenants that are served.
+func (k *kvSpace) renewCredentialsLocked() error {
+	creds := &resp.Credentials{}
+	for _, name := range slices.Sorted(maps.Keys(k.served)) {
+		if served := k.served[name]; served.password != "" {
+			if err := creds.Add(served.resp, served.password); err != nil {
+				return err
+			}
+		}
+	}
+	k.creds = creds
+	return nil
+}
+
+// authenticate finds the tenant of a password among those of now.
+func (k *kvSpace) authenticate(user, password []byte) (*resp.Tenant, bool) {
+	k.mu.Lock()
+	creds := k.creds
+	k.mu.Unlock()
+	return creds.Authenticate(user, password)
 }
 
 // serve gives a tenant of the cache and its side of the protocol.
@@ -193,15 +252,23 @@ func (k *kvSpace) startLocked(served *kvServed) {
 func (k *kvSpace) hasClients() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.open != nil || k.passwords > 0
+	for _, served := range k.served {
+		if served.password != "" {
+			return true
+		}
+	}
+	return k.open != nil
 }
 
 // serveTCP serves tenants by their passwords, until ctx ends.
 func (k *kvSpace) serveTCP(ctx context.Context, l net.Listener) error {
-	access := resp.Access{Authenticate: k.creds.Authenticate}
+	access := resp.Access{Authenticate: k.authenticate}
+	k.mu.Lock()
+	k.tcp = l.Addr()
 	if k.open != nil {
 		access.Tenant = k.open.resp
 	}
+	k.mu.Unlock()
 	if err := k.server.Serve(ctx, l, access); err != nil {
 		return fmt.Errorf("serve resp: %w", err)
 	}
@@ -224,6 +291,7 @@ func (k *kvSpace) run(ctx context.Context) error {
 	}
 	k.mu.Unlock()
 	group.Go(func() error { return k.cache.Run(running) })
+	group.Go(func() error { return k.watchFill(running) })
 	err := group.Wait()
 	k.mu.Lock()
 	k.running = nil
@@ -252,12 +320,12 @@ func (k *kvSpace) Release(ctx context.Context, claim string) error {
 	key := kvtier.TenantClaim + " " + claim
 	k.mu.Lock()
 	served := k.served[key]
-	delete(k.served, key)
 	k.mu.Unlock()
 	if served != nil {
 		if err := served.stop(ctx); err != nil {
 			return fmt.Errorf("release KV space of claim %s: %w", claim, err)
 		}
+		k.forget(key)
 	}
 	if err := k.cache.RemoveTenant(ctx, kvtier.TenantClaim, claim); err != nil {
 		return fmt.Errorf("release KV space of claim %s: %w", claim, err)

@@ -65,7 +65,7 @@ func (a *Agent) registry() *prometheus.Registry {
 
 // Describe implements prometheus.Collector.
 func (metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range slices.Concat(allDescs, clusterDescs) {
+	for _, d := range slices.Concat(allDescs, kvDescs, clusterDescs) {
 		ch <- d
 	}
 }
@@ -83,6 +83,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	if a.runs(RoleData) {
 		m.weights(gauge, counter)
 		m.mirror(gauge, counter)
+		a.space.collect(gauge, counter)
 	}
 	if a.runs(RoleControl) {
 		m.control(gauge, counter)

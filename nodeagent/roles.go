@@ -77,14 +77,15 @@ func (a *Agent) buildData() error {
 	if err != nil {
 		return err
 	}
-	a.space, err = openKV(a.config.KV, a.log)
+	a.space, err = openKV(a.config.KV, capacityOf(a.config), a.log)
 	if err != nil {
 		return err
 	}
-	a.inside, err = local.NewInProcess(local.Options{Store: a.store, Puller: a.puller, KV: a.space, Log: a.log})
+	a.inside, err = local.NewInProcess(local.Options{Store: a.store, Puller: a.puller, KV: a.space, KVFill: a.space.fill.told, Log: a.log})
 	if err != nil {
 		return err
 	}
+	a.space.offers = a.inside.KVChanged
 	if bad := a.inside.Bad(); len(bad) > 0 {
 		a.setProblem("claims", fmt.Sprintf("%d files about what claims hold could not be read and were put aside: their claims ask again", len(bad)))
 	}
@@ -161,6 +162,7 @@ func (a *Agent) node() admin.Node {
 		Name: a.config.Node, Version: a.opts.Version, Roles: a.config.Roles, Epoch: a.epoch(),
 		StartedAt: a.started.UTC(), Listeners: map[string]string{},
 		Space: admin.Space{Capacity: int64(state.Space.Capacity), Used: int64(state.Space.Used), Free: int64(state.Space.Free)},
+		KV:    kvAtAGlance(state.KV),
 	}
 	n.Kubernetes = a.cluster.state(a.config)
 	n.Problems = append(a.problemTexts(), a.dataProblems(state)...)
@@ -175,7 +177,12 @@ func (a *Agent) node() admin.Node {
 func (a *Agent) problemTexts() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.Sorted(maps.Values(a.problems))
+	list := slices.Collect(maps.Values(a.problems))
+	if a.space != nil {
+		list = append(list, a.space.told()...)
+	}
+	slices.Sort(list)
+	return list
 }
 
 // dataProblems are those that the data role tells of itself, and that it does

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
+	"github.com/hearth-dev/hearth/nodeagent/local"
 	"github.com/hearth-dev/hearth/nodeagent/report"
 	"github.com/hearth-dev/hearth/weightcache"
 )
@@ -48,6 +49,7 @@ func (a *Agent) reportState(ctx context.Context) error {
 	a.publish("devices", a.publisher.SetDevices(devicesOf(a.tracker.Snapshot())))
 	a.publish("endpoints", a.publisher.SetEndpoints(endpointsOf(a.poller.Snapshot())))
 	a.publishSpace()
+	a.publishKV()
 	for {
 		select {
 		case <-ctx.Done():
@@ -68,6 +70,7 @@ func (a *Agent) reportState(ctx context.Context) error {
 			a.publishSpace()
 		case <-space.C:
 			a.publishSpace()
+			a.publishKV()
 		}
 	}
 }
@@ -135,6 +138,23 @@ func (a *Agent) publishSpace() {
 	state, _ := a.data.Snapshot()
 	s := state.Space
 	a.publish("space", a.publisher.SetSpace(&report.Space{CapacityBytes: int64(s.Capacity), UsedBytes: int64(s.Used), FreeBytes: int64(s.Free)}))
+}
+
+// publishKV reports the fill of the KV store, which changes every few seconds at
+// most.
+func (a *Agent) publishKV() {
+	state, _ := a.data.Snapshot()
+	if state.KV == nil {
+		return
+	}
+	tier := func(t local.KVTier) *report.KVTier {
+		return &report.KVTier{
+			UsedBytes: int64(t.Used), BudgetBytes: int64(t.Budget), Blocks: t.Blocks, Hits: t.Hits, SavedTokens: t.SavedTokens, Damaged: t.Damaged,
+		}
+	}
+	a.publish("kv", a.publisher.SetKV(&report.KV{
+		Ram: tier(state.KV.RAM), Nvme: tier(state.KV.NVMe), Blocks: state.KV.Blocks, Misses: state.KV.Misses, Dropped: state.KV.Dropped,
+	}))
 }
 
 // publish notes what the publisher refused; the state before it stands.

@@ -37,6 +37,9 @@ type Options struct {
 	// Manifest gives the manifest of a ref that is known on this node; the
 	// bool is false where it is not. It never asks a source.
 	Manifest func(ref artifact.Ref) (*artifact.Manifest, bool)
+	// KV is the KV store; nil where the data role runs apart: then Pass takes the
+	// calls about it.
+	KV KVStore
 	// Endpoints gives the local engines; nil where the control role runs apart.
 	Endpoints func() []endpoints.State
 	// Claims gives the claims that have something on this node, by namespace and
@@ -100,6 +103,8 @@ func NewSocket(opts Options) http.Handler {
 	mux.Handle("POST /v1/models/pull", a.ofWeights(a.changing(a.pull)))
 	mux.Handle("POST /v1/models/rm", a.ofWeights(a.changing(a.remove)))
 	mux.Handle("POST /v1/models/verify", a.ofWeights(a.changing(a.verify)))
+	mux.Handle("POST /v1/kv/pin", a.ofKV(a.changing(a.kvPin)))
+	mux.Handle("POST /v1/kv/drop", a.ofKV(a.changing(a.kvDrop)))
 	mux.HandleFunc("POST /v1/inject", a.changing(a.inject))
 	mux.HandleFunc("/", unknownCall)
 	return mux
@@ -125,6 +130,7 @@ func (a *api) reads(mux *http.ServeMux) {
 	})
 	mux.HandleFunc("GET /v1/devices", func(w http.ResponseWriter, _ *http.Request) { answer(w, deviceList{Devices: a.devices()}) })
 	mux.HandleFunc("GET /v1/claims", func(w http.ResponseWriter, _ *http.Request) { answer(w, claimList{Claims: a.claims()}) })
+	mux.Handle("GET /v1/kv", a.ofKV(a.kv))
 	mux.Handle("GET /v1/leases", a.ofWeights(func(w http.ResponseWriter, _ *http.Request) { answer(w, leaseList{Leases: a.leases()}) }))
 }
 
@@ -138,8 +144,8 @@ func (a *api) ofWeights(call http.HandlerFunc) http.Handler {
 
 func unknownCall(w http.ResponseWriter, r *http.Request) {
 	known := map[string]string{
-		"/v1/node": "GET", "/v1/models": "GET", "/v1/models/show": "GET", "/v1/endpoints": "GET", "/v1/devices": "GET", "/v1/claims": "GET", "/v1/leases": "GET",
-		"/v1/models/pull": "POST", "/v1/models/rm": "POST", "/v1/models/verify": "POST", "/v1/inject": "POST",
+		"/v1/node": "GET", "/v1/models": "GET", "/v1/models/show": "GET", "/v1/endpoints": "GET", "/v1/devices": "GET", "/v1/claims": "GET", "/v1/leases": "GET", "/v1/kv": "GET",
+		"/v1/models/pull": "POST", "/v1/models/rm": "POST", "/v1/models/verify": "POST", "/v1/inject": "POST", "/v1/kv/pin": "POST", "/v1/kv/drop": "POST",
 	}
 	if method, found := known[r.URL.Path]; found && method != r.Method {
 		w.Header().Set("Allow", method)

@@ -25,6 +25,8 @@ type Node struct {
 	Listeners map[string]string `json:"listeners"`
 	Space     Space             `json:"space"`
 	Problems  []string          `json:"problems,omitempty"`
+	// KV is the fill of the KV store; nil where the node has none.
+	KV *KVFill `json:"kv,omitempty"`
 	// Kubernetes is nil where the agent has no side of Kubernetes.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 }
@@ -153,6 +155,8 @@ const (
 	CodeInjectDisabled = "inject_disabled"
 	CodeUnknownRef     = "unknown_ref"
 	CodeUnknownDevice  = "unknown_device"
+	CodeUnknownTenant  = "unknown_tenant"
+	CodeUnknownBlock   = "unknown_block"
 	CodeNotFound       = "not_found"
 	CodeBadMethod      = "method_not_allowed"
 	CodeLeased         = "leased"

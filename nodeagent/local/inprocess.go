@@ -22,6 +22,8 @@ type Options struct {
 	Puller *weightcache.Puller // not running yet
 	// KV is the node's KV space; nil is none.
 	KV KVSpace
+	// KVFill tells the fill of the KV store as it is told last; nil is none.
+	KVFill func() *KVFill
 	// Sysfs is where the kernel shows its devices; empty means /sys.
 	Sysfs string
 	Log   *slog.Logger
@@ -32,6 +34,7 @@ type InProcess struct {
 	store  *weightcache.Store
 	puller *weightcache.Puller
 	space  KVSpace
+	fill   func() *KVFill
 	claims *weightcache.ClaimLeases
 	log    *slog.Logger
 	epoch  int64
@@ -39,6 +42,7 @@ type InProcess struct {
 	drive   stock.Drive // without Free
 	weights atomic.Pointer[stock.Weights]
 	changed signals      // of weights, and of ended
+	budget  signals      // of what claims may take of the KV space
 	ended   atomic.Int64 // pulls for claims that ended, whatever their end
 	told    map[artifact.Digest]description
 	viewed  chan struct{} // capacity 1: views stand, of which the store gives no signal
@@ -67,7 +71,7 @@ func NewInProcess(opts Options) (*InProcess, error) {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	w := &InProcess{
-		store: opts.Store, puller: opts.Puller, space: opts.KV, claims: claims, log: opts.Log, epoch: time.Now().UnixNano(),
+		store: opts.Store, puller: opts.Puller, space: opts.KV, fill: opts.KVFill, claims: claims, log: opts.Log, epoch: time.Now().UnixNano(),
 		drive: driveOf(opts.Store.Dir(), opts.Sysfs), told: map[artifact.Digest]description{},
 		viewed: make(chan struct{}, 1), lending: make(chan struct{}, 1), lent: map[string]*weightcache.Lease{}, pulls: map[pullKey]*claimPull{},
 	}
@@ -129,8 +133,15 @@ func (w *InProcess) Run(ctx context.Context) error {
 
 // Snapshot implements Data.
 func (w *InProcess) Snapshot() (State, bool) {
-	return State{Epoch: w.epoch, Models: w.Models(), Space: w.usage(), PullsEnded: w.ended.Load()}, true
+	state := State{Epoch: w.epoch, Models: w.Models(), Space: w.usage(), PullsEnded: w.ended.Load()}
+	if w.fill != nil {
+		state.KV = w.fill()
+	}
+	return state, true
 }
+
+// KVChanged says that the KV space's budget is another one.
+func (w *InProcess) KVChanged() { w.budget.notify() }
 
 // usage is the room of the store; 0 where it cannot be read.
 func (w *InProcess) usage() Space {
@@ -288,4 +299,4 @@ func (w *InProcess) Leases() []Lease {
 func (w *InProcess) Cache() stock.Cache { return cache{w} }
 
 // KV implements Data.
-func (w *InProcess) KV() stock.KV { return kv{w.space} }
+func (w *InProcess) KV() stock.KV { return kv{w.space, &w.budget} }

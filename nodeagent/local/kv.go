@@ -24,7 +24,10 @@ type KVSpace interface {
 }
 
 // kv is stock.KV over the space of the same process; nil is none.
-type kv struct{ space KVSpace }
+type kv struct {
+	space   KVSpace
+	changed *signals
+}
 
 var _ stock.KV = kv{}
 
@@ -37,9 +40,8 @@ func (k kv) Space() (stock.Space, bool) {
 	return stock.Space{Memory: b.Memory, NVMe: b.NVMe, NamespaceMemory: b.NamespaceMemory, NamespaceNVMe: b.NamespaceNVMe}, true
 }
 
-// Subscribe implements stock.KV. The space is configured, so that no signal
-// ever comes.
-func (k kv) Subscribe() (<-chan struct{}, func()) { return make(chan struct{}), func() {} }
+// Subscribe implements stock.KV.
+func (k kv) Subscribe() (<-chan struct{}, func()) { return k.changed.subscribe() }
 
 // Reserve implements stock.KV.
 func (k kv) Reserve(ctx context.Context, r stock.Reservation) (string, error) {

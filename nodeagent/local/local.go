@@ -48,6 +48,8 @@ type State struct {
 	// PullsEnded counts the tries of pulls for claims that ended in this epoch,
 	// well or not.
 	PullsEnded int64
+	// KV is the fill of the KV store; nil where the node has none.
+	KV *KVFill
 	// Problems are texts for people; empty where both roles are one process,
 	// which has them already.
 	Problems []string
@@ -58,6 +60,26 @@ type Space struct {
 	Capacity units.Bytes `json:"capacity"` // budget, or the drive's size
 	Used     units.Bytes `json:"used"`
 	Free     units.Bytes `json:"free"`
+}
+
+// KVFill is the fill of a node's KV store, all tenants together, and what it
+// counted since the data role began. It is looked at every few seconds.
+type KVFill struct {
+	RAM     KVTier `json:"ram"`
+	NVMe    KVTier `json:"nvme"`
+	Blocks  int64  `json:"blocks"` // one that is on both tiers counts once
+	Misses  int64  `json:"misses"`
+	Dropped int64  `json:"dropped"` // blocks that were to be stored and were not
+}
+
+// KVTier is one tier of a KVFill.
+type KVTier struct {
+	Used        units.Bytes `json:"used"`
+	Budget      units.Bytes `json:"budget"`
+	Blocks      int64       `json:"blocks"`
+	Hits        int64       `json:"hits"`
+	SavedTokens int64       `json:"savedTokens"`
+	Damaged     int64       `json:"damaged"`
 }
 
 // Lease says that a holder forbids the removal of an artifact.

@@ -250,7 +250,7 @@ func (h *Handler) state(w http.ResponseWriter, r *http.Request) {
 
 func (h *Handler) line() ([]byte, error) {
 	state, _ := h.opts.Data.Snapshot()
-	l := line{Epoch: state.Epoch, Models: make([]model, 0, len(state.Models)), Space: state.Space, PullsEnded: state.PullsEnded}
+	l := line{KVFill: state.KV, Epoch: state.Epoch, Models: make([]model, 0, len(state.Models)), Space: state.Space, PullsEnded: state.PullsEnded}
 	for _, s := range state.Models {
 		l.Models = append(l.Models, modelOf(s))
 	}

@@ -55,6 +55,7 @@ type line struct {
 	Problems   []string       `json:"problems,omitempty"`
 	Weights    *stock.Weights `json:"weights,omitempty"` // nil while nothing is known
 	KV         stock.Space    `json:"kv,omitzero"`
+	KVFill     *KVFill        `json:"kvFill,omitempty"`
 }
 
 // model is a weightcache.Status.

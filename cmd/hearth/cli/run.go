@@ -49,22 +49,36 @@ func (a *app) agentCommand() *cobra.Command {
 		Long: `Agent runs in the foreground until SIGINT or SIGTERM. It logs text on a terminal
 and JSON lines otherwise, at the level in $HEARTH_LOG (debug, info, warn or error).
 --node stands over the node's name in the file, and --role over its roles: with
-it one file serves a control and a data process of the same node.`,
+it one file serves a control and a data process of the same node. The file is read
+again when it changes: KV budgets and tenants change at once, all else at a start.`,
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			config, err := load[*nodeagent.Config](file, "agent", node)
+			read := func() (*nodeagent.Config, error) {
+				config, err := load[*nodeagent.Config](file, "agent", node)
+				if err == nil && role != "" {
+					config.Roles = []string{role}
+				}
+				return config, err
+			}
+			config, err := read()
 			if err != nil {
 				return err
-			}
-			if role != "" {
-				config.Roles = []string{role}
 			}
 			log := terminal.Logger(a.Err, os.Getenv(envLog))
 			warn(log, advice(config))
 			if config.Kubernetes.Enabled {
 				klog.SetSlogLogger(log) // what Kubernetes' own libraries say
 			}
-			agent, err := nodeagent.New(*config, nodeagent.Options{Version: readBuild().Version, Log: log})
+			agent, err := nodeagent.New(*config, nodeagent.Options{
+				Version: readBuild().Version, Log: log, ConfigFile: file,
+				Load: func() (nodeagent.Config, error) {
+					config, err := read()
+					if err != nil {
+						return nodeagent.Config{}, err
+					}
+					return *config, nil
+				},
+			})
 			if err == nil {
 				err = untilStopped(command.Context(), agent.Run)
 			}
