@@ -33,6 +33,7 @@ type caller struct {
 	keep  func(Record) bool
 
 	found, damagedReads int
+	failed              bool // its drives failed
 }
 
 var testTenant = [16]byte{'t', 'e', 'n', 'a', 'n', 't'}
@@ -134,7 +135,13 @@ func (c *caller) forget(k name) {
 	}
 }
 
-func (c *caller) close() error { return c.log.Close() }
+func (c *caller) close() error {
+	log := c.log
+	if c.log = nil; log == nil {
+		return nil // it could not be opened
+	}
+	return log.Close()
+}
 
 // restart ends the log cleanly and opens it again.
 func (c *caller) restart() error {

@@ -268,13 +268,23 @@ func (d *drive) foot(s *segment, entries []byte, incarnation, seq uint64) error 
 	p = p[:need]
 	encodeFooter(p, entries, l.size, incarnation, seq)
 	l.charge(need)
-	if err := s.file.Datasync(); err != nil {
+	if err := d.sync(s); err != nil {
 		return err
 	}
 	if _, err := s.file.WriteAt(p, l.size-need); err != nil {
 		return err
 	}
-	return s.file.Datasync()
+	return d.sync(s)
+}
+
+// sync makes a segment durable. Where that fails a later one says nothing about
+// what was written before, so the next Seal tells. With the turn.
+func (d *drive) sync(s *segment) error {
+	err := s.file.Datasync()
+	if err != nil {
+		d.unsynced = err
+	}
+	return err
 }
 
 // abandon ends the segment that is filled after a write to it failed. What was to

@@ -49,7 +49,10 @@ func TestIOErrorOfOneWriteCostsASegmentsRestAndNoBlock(t *testing.T) {
 				t.Errorf("%s fails with %v: not counted", op, cause)
 			}
 			c.fs.Heal()
-			must(t, c.restart(), c.check())
+			if err := c.close(); err != nil && op != "datasync" {
+				t.Error(err)
+			}
+			must(t, c.open(), c.check())
 			if len(c.index) != 30 {
 				t.Errorf("%s fails with %v once: %d of 30 blocks are there after a restart", op, cause, len(c.index))
 			}
@@ -119,6 +122,38 @@ func TestWithoutADriveThatCanEndAKeyTheCallerIsTold(t *testing.T) {
 	}
 	c.fs.Heal()
 	must(t, c.end(keyOf(1)), c.restart(), c.check())
+}
+
+func TestFailedSyncIsToldByTheNextSealOnce(t *testing.T) {
+	t.Parallel()
+	c := opened(t, nil)
+	must(t, fill(0, 10, 0)(c))
+	failed := false
+	c.fs.FailWhen(func(op, _ string) error {
+		if op == "datasync" && !failed {
+			failed = true
+			return syscall.EIO
+		}
+		return nil
+	})
+	must(t, c.end(keyOf(1)))
+	if err := c.seal(); !failed || !errors.Is(err, syscall.EIO) {
+		t.Errorf("after a sync that failed: %v", err)
+	}
+	must(t, fill(10, 20, 0)(c), c.seal())
+	for i := range 10 {
+		delete(c.sure, keyOf(i)) // these were told to be in doubt
+	}
+	c = c.on(c.fs.Crash(nil))
+	must(t, c.open(), c.check())
+	for i := 10; i < 20; i++ {
+		if c.index[keyOf(i)] == 0 {
+			t.Errorf("block %d was sealed and is lost", i)
+		}
+	}
+	if c.index[keyOf(1)] != 0 {
+		t.Error("a key is there that ended")
+	}
 }
 
 func TestADriveThatWasAwayForAStartIsNotBelieved(t *testing.T) {
@@ -240,6 +275,57 @@ func (f *shortFile) ReadAt(p []byte, off int64) (int, error) {
 		return n, nil
 	}
 	return f.File.ReadAt(p, off)
+}
+
+// worn is a file system with pages that cannot be read.
+type worn struct {
+	durable.FS
+	bad map[string]map[int64]bool // by file, pages
+}
+
+type wornFile struct {
+	durable.File
+	fs *worn
+}
+
+func (w *worn) OpenFile(path string, flag int, perm fs.FileMode) (durable.File, error) {
+	f, err := w.FS.OpenFile(path, flag, perm)
+	if err != nil {
+		return nil, err
+	}
+	return &wornFile{f, w}, nil
+}
+
+func (f *wornFile) ReadAt(p []byte, off int64) (int, error) {
+	bad := f.fs.bad[filepath.Base(f.Name())]
+	for page := off / PageSize; page*PageSize < off+int64(len(p)); page++ {
+		if bad[page] {
+			return 0, &fs.PathError{Op: "read", Path: f.Name(), Err: syscall.EIO}
+		}
+	}
+	return f.File.ReadAt(p, off)
+}
+
+func TestIOErrorWhereTombstonesMayBeCostsWhatTheyMayBeAbout(t *testing.T) {
+	t.Parallel()
+	for _, bad := range []map[int64]bool{
+		{1: true, 2: true, smallSegment/PageSize - 1: true}, // both copies, and the footer
+		{smallSegment/PageSize - 1: true},
+		{1: true, smallSegment/PageSize - 1: true},
+		{0: true}, {1: true}, {0: true, 1: true}, {0: true, 2: true},
+	} {
+		w := &worn{}
+		c := newCaller(func(o *Options) { w.FS = o.FS; o.FS = w })
+		must(t, c.open(), fill(0, 3, 0)(c), c.seal(), c.end(keyOf(1)), fill(5, 7, 0)(c), c.seal(), fill(10, 12, 0)(c), c.close())
+		w.bad = map[string]map[int64]bool{"1.seg": bad}
+		clear(c.sure)
+		must(t, c.open(), c.check())
+		if len(c.index) < 2 {
+			t.Errorf("with pages %v unreadable %d blocks are found", bad, len(c.index))
+		}
+		w.bad = nil
+		must(t, c.restart(), c.check())
+	}
 }
 
 func TestAShortReadIsAMiss(t *testing.T) {

@@ -63,6 +63,8 @@ type drive struct {
 	scratch []byte
 	owed    []Tombstone // of records that were not to be written, and may be there
 	ready   uint64      // its last generation, see membership
+	// unsynced is why a sync failed since the last Seal.
+	unsynced error
 
 	// Of Log.mu.
 	segments map[uint32]*segment
@@ -281,7 +283,8 @@ func (l *Log) Stats() Stats {
 }
 
 // Seal ends the segments that are being filled: what was appended before is found
-// again whatever happens then.
+// again whatever happens then. An error says that some of what was appended since
+// the last Seal may be lost.
 func (l *Log) Seal(ctx context.Context) error {
 	if err := l.enter(ctx); err != nil {
 		return fmt.Errorf("seal segments: %w", err)
@@ -300,6 +303,10 @@ func (l *Log) seal(ctx context.Context) (err error) {
 		}
 		if d.open != nil {
 			err = errors.Join(err, d.seal())
+		}
+		if d.unsynced != nil {
+			err = errors.Join(err, fmt.Errorf("sync %s: %w", d.dir, d.unsynced))
+			d.unsynced = nil
 		}
 		give(d.turn)
 	}

@@ -385,7 +385,7 @@ func TestReadsAppendsDeletesAndReclaimsGoOnTogether(t *testing.T) {
 	if s := c.log.Stats(); s.Damaged != 0 || s.Reclaimed == 0 || s.Moved == 0 {
 		t.Errorf("%+v", s)
 	}
-	must(t, c.close(), c.close())
+	must(t, c.log.Close(), c.log.Close())
 	if _, err := c.log.Append(context.Background(), []Write{writeOf(keyOf(1), []byte("x"))}); !errors.Is(err, ErrClosed) {
 		t.Errorf("after the end: %v", err)
 	}

@@ -173,7 +173,7 @@ func (d *drive) secure(ctx context.Context, into map[*segment]bool) error {
 		if d.open != t {
 			continue // it was sealed meanwhile, or is abandoned: then see below
 		}
-		if err := t.file.Datasync(); err != nil {
+		if err := d.sync(t); err != nil {
 			d.abandon(err, nil)
 			return err
 		}

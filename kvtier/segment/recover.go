@@ -118,10 +118,6 @@ func (d *drive) understand(window []byte) error {
 	for _, s := range d.list() {
 		f := s.found
 		if f.probe.incarnation == 0 {
-			// It was perhaps ended by a process that was killed.
-			if err := s.file.Datasync(); err != nil {
-				return err
-			}
 			continue
 		}
 		f.covered = covered && f.probe.footer && l.opts.Covered(s.number, d.number, s.incarnation)

@@ -144,7 +144,7 @@ func TestWhatACheckpointCoversIsNotReadAndWhatCameAfterIsTold(t *testing.T) {
 			t.Errorf("%d drives: %d blocks are read, want 31", drives, c.found)
 		}
 		before := c.log.LastSeq()
-		must(t, c.close())
+		must(t, c.log.Close())
 		for _, s := range c.log.Segments() {
 			covered[s.Incarnation] = true
 		}

@@ -176,7 +176,7 @@ func buriedPages(n int) int64 { return 2 * int64((n+maxTombstones-1)/maxTombston
 func (d *drive) bury(s *segment, stones []Tombstone) error {
 	err := d.buryPages(s, stones)
 	if err == nil {
-		err = s.file.Datasync()
+		err = d.sync(s)
 	}
 	if err != nil {
 		d.abandon(err, nil)
