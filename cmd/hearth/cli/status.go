@@ -133,13 +133,13 @@ type section struct {
 
 func (a *app) showStatus(said statusAnswer) error {
 	var problems []string
-	machines := section{header: []string{"NODE", "VERSION", "ROLES", "DEVICES", "WEIGHTS"}}
+	machines := section{header: []string{"NODE", "VERSION", "ROLES", "DEVICES", "WEIGHTS", "KV"}}
 	pools := section{header: []string{"NODE", "SLICE POOL", "STATE", "DEVICES", "CLAIMS", "DETAIL"}}
 	endpoints := section{header: []string{"NODE", "ENDPOINT", "POOL", "ENGINE", "STATE", "RUNNING", "WAITING", "KV", "URL"}}
 	models := section{header: []string{"NODE", "REF", "STATE", "SIZE", "PRESENT", "ACCESS", "LEASES", "DIGEST"}}
 	for _, n := range said.Nodes {
 		machines.rows = append(machines.rows, []string{
-			n.Node.Name, n.Node.Version, strings.Join(n.Node.Roles, "+"), healthOf(n.Devices), space(n.Node.Space),
+			n.Node.Name, n.Node.Version, strings.Join(n.Node.Roles, "+"), healthOf(n.Devices), space(n.Node.Space), kvFill(n.Node.KV),
 		})
 		for _, e := range n.Endpoints {
 			endpoints.rows = append(endpoints.rows, []string{
@@ -251,6 +251,16 @@ func routerSections(r *routerState) []section {
 			})
 		}
 	}
+	stores := section{header: []string{"REPORTED BY", "KV", "BLOCKS", "HITS", "SAVED TOKENS", "MISSES", "DROPPED", "DAMAGED"}}
+	for _, n := range r.Nodes {
+		if kv := n.KV; kv != nil {
+			number := func(n int64) string { return strconv.FormatInt(n, 10) }
+			stores.rows = append(stores.rows, []string{
+				n.Node, kvUsed(kv.RAM.Used, kv.RAM.Budget, kv.NVMe.Used, kv.NVMe.Budget), number(kv.Blocks), number(kv.RAM.Hits + kv.NVMe.Hits),
+				number(kv.RAM.SavedTokens + kv.NVMe.SavedTokens), number(kv.Misses), number(kv.Dropped), number(kv.RAM.Damaged + kv.NVMe.Damaged),
+			})
+		}
+	}
 	lost := section{header: []string{"LOST NODE", "ADDRESS", "LAST REPORT", "CAUSE"}}
 	for _, n := range r.Nodes {
 		if n.Connected {
@@ -262,7 +272,7 @@ func routerSections(r *routerState) []section {
 		}
 		lost.rows = append(lost.rows, []string{n.Node, n.Address, age, n.LastError})
 	}
-	return []section{router, served, lost}
+	return []section{router, served, stores, lost}
 }
 
 // usable reports whether a router gives an endpoint requests while it can.
@@ -318,6 +328,25 @@ func healthOf(devices []admin.Device) string {
 		}
 	}
 	return strings.Join(found, ", ")
+}
+
+// kvFill is what the KV store has: "1.0 GiB of 4.0 GiB + 10 GiB of 40 GiB nvme".
+func kvFill(f *admin.KVFill) string {
+	if f == nil {
+		return ""
+	}
+	return kvUsed(f.MemoryUsed, f.MemoryBudget, f.NVMeUsed, f.NVMeBudget)
+}
+
+func kvUsed(memory, memoryBudget, nvme, nvmeBudget int64) string {
+	var parts []string
+	if memoryBudget > 0 {
+		parts = append(parts, units.Bytes(memory).Human()+" of "+units.Bytes(memoryBudget).Human())
+	}
+	if nvmeBudget > 0 {
+		parts = append(parts, units.Bytes(nvme).Human()+" of "+units.Bytes(nvmeBudget).Human()+" nvme")
+	}
+	return strings.Join(parts, " + ")
 }
 
 func space(s admin.Space) string {

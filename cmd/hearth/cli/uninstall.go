@@ -187,6 +187,9 @@ func uninstall(ctx context.Context, config *nodeagent.Config, weights bool) (rem
 			folder{config.Weights.Dir, weightcache.Names()},
 			folder{config.KV.Dir, kvtier.Names()},
 		)
+		for _, drive := range config.KV.Drives {
+			folders = append(folders, folder{drive, kvtier.Names()})
+		}
 	}
 	for _, f := range folders {
 		gone, err := f.remove()
@@ -220,7 +223,7 @@ func alone(ctx context.Context, config *nodeagent.Config) (free func() error, er
 		}
 		return err
 	}
-	for _, dir := range []string{config.Weights.Dir, config.KV.Dir} {
+	for _, dir := range append([]string{config.Weights.Dir, config.KV.Dir}, config.KV.Drives...) {
 		path := filepath.Join(dir, "lock")
 		if _, err := os.Stat(path); err != nil {
 			continue // nothing was ever kept there
