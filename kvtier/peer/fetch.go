@@ -99,13 +99,15 @@ func (p *Peers) runFetches(ctx context.Context, r *remote) {
 				return
 			}
 		}
-		batch, bytes := []*flight{first}, first.size
+		// A share for each connection, so that all of them work.
+		limit := min(batchBytes, p.ofTenant(first.space.Tenant()).most/int64(p.opts.Connections))
+		batch, bytes := []*flight{first}, int64(first.size)
 	gather:
 		for len(batch) < batchBlocks && next == nil {
 			select {
 			case f := <-r.fetches:
-				if f.name.space == first.name.space && bytes+f.size <= batchBytes {
-					batch, bytes = append(batch, f), bytes+f.size
+				if f.name.space == first.name.space && bytes+int64(f.size) <= limit {
+					batch, bytes = append(batch, f), bytes+int64(f.size)
 				} else {
 					next = f
 				}
@@ -123,7 +125,8 @@ func (p *Peers) runFetches(ctx context.Context, r *remote) {
 // landing is a flight with its room.
 type landing struct {
 	*flight
-	put *kvtier.Put
+	put   *kvtier.Put
+	taken *taken
 }
 
 // fetch brings blocks of one namespace from a peer and gives the connection to go
@@ -137,14 +140,13 @@ func (p *Peers) fetch(ctx context.Context, r *remote, l *link, batch []*flight) 
 	for _, f := range wanted {
 		bytes += int64(f.size)
 	}
-	release, err := p.takeRoom(ctx, wanted[0].space.Tenant(), bytes)
+	taken, err := p.takeRoom(ctx, wanted[0].space.Tenant(), bytes)
 	if err != nil {
 		for _, f := range wanted {
 			p.miss(f)
 		}
 		return l
 	}
-	defer release()
 	var landings []landing
 	var entries []entry
 	var slots []slot
@@ -152,10 +154,11 @@ func (p *Peers) fetch(ctx context.Context, r *remote, l *link, batch []*flight) 
 		put, err := f.space.Put(f.name.key, f.size, kvtier.PutOptions{IfAbsent: true})
 		if err != nil {
 			p.totals.noRoom.Add(1)
+			taken.giveBack(f.size)
 			p.miss(f)
 			continue
 		}
-		landings = append(landings, landing{f, put})
+		landings = append(landings, landing{f, put, taken})
 		entries = append(entries, entry{f.name.key, uint32(f.size)})
 		slots = append(slots, put)
 	}
@@ -171,6 +174,7 @@ func (p *Peers) fetch(ctx context.Context, r *remote, l *link, batch []*flight) 
 	})
 	for i, f := range landings[done:] {
 		f.put.Abort()
+		f.taken.giveBack(f.size)
 		if i == 0 && (errors.Is(err, errDamaged) || errors.Is(err, ErrProtocol)) {
 			p.totals.damaged.Add(1)
 		} else {
@@ -211,13 +215,15 @@ func (p *Peers) wanted(r *remote, batch []*flight) []*flight {
 
 // land stores a block that has come whole, or ends the flight of an absent one.
 func (p *Peers) land(ctx context.Context, f landing, absent bool) {
+	defer p.end(f.flight)
+	defer f.taken.giveBack(f.size)
 	if absent {
 		f.put.Abort()
+		f.read.Failed()
 		p.totals.absent.Add(1)
 		p.mu.Lock()
 		p.known.learn(f.name, place{until: p.now() + absentFor})
 		p.mu.Unlock()
-		p.miss(f.flight)
 		return
 	}
 	f.mu.Lock()
@@ -237,33 +243,42 @@ func (p *Peers) land(ctx context.Context, f landing, absent bool) {
 	p.totals.tokens.Add(int64(f.space.Recompute().Tokens))
 	f.remote.blocks.Add(1)
 	f.remote.blockBytes.Add(int64(f.size))
-	p.end(f.flight)
+}
+
+// taken is the right to await bytes. One fetch has it.
+type taken struct {
+	peers     *Peers
+	own       *room
+	mine, all int64 // of the tenant's and of all
 }
 
 // takeRoom waits until so many bytes of a tenant may be awaited. What is more than
 // all there is counts as all.
-func (p *Peers) takeRoom(ctx context.Context, t *kvtier.Tenant, bytes int64) (release func(), err error) {
-	own, most := p.ofTenant(t)
-	mine := min(bytes, most)
-	if err := own.Acquire(ctx, mine); err != nil {
+func (p *Peers) takeRoom(ctx context.Context, t *kvtier.Tenant, bytes int64) (*taken, error) {
+	own := p.ofTenant(t)
+	r := &taken{p, own, min(bytes, own.most), min(bytes, int64(p.opts.InFlight))}
+	if err := own.Acquire(ctx, r.mine); err != nil {
 		return nil, err
 	}
-	all := min(bytes, int64(p.opts.InFlight))
-	if err := p.room.Acquire(ctx, all); err != nil {
-		own.Release(mine)
+	if err := p.room.Acquire(ctx, r.all); err != nil {
+		own.Release(r.mine)
 		return nil, err
 	}
 	p.totals.awaited.Add(bytes)
-	return func() {
-		p.totals.awaited.Add(-bytes)
-		p.room.Release(all)
-		own.Release(mine)
-	}, nil
+	return r, nil
 }
 
-// ofTenant is what bounds the bytes that one tenant awaits, and the bound: a
-// quarter of its RAM.
-func (p *Peers) ofTenant(t *kvtier.Tenant) (*semaphore.Weighted, int64) {
+// giveBack ends the wait for a block.
+func (r *taken) giveBack(size int) {
+	mine, all := min(r.mine, int64(size)), min(r.all, int64(size))
+	r.mine, r.all = r.mine-mine, r.all-all
+	r.peers.totals.awaited.Add(-int64(size))
+	r.peers.room.Release(all)
+	r.own.Release(mine)
+}
+
+// ofTenant bounds the bytes that one tenant awaits: a quarter of its RAM.
+func (p *Peers) ofTenant(t *kvtier.Tenant) *room {
 	spec := t.Spec()
 	memory := max(spec.Memory, spec.MemoryLimit)
 	if memory == 0 {
@@ -277,5 +292,5 @@ func (p *Peers) ofTenant(t *kvtier.Tenant) (*semaphore.Weighted, int64) {
 		known = &room{semaphore.NewWeighted(most), most}
 		p.tenants[t] = known
 	}
-	return known.Weighted, most
+	return known
 }

@@ -3,6 +3,7 @@ package peer
 import (
 	"bytes"
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -170,7 +171,9 @@ func TestWhoIsNoAgentIsRefusedOnBothSides(t *testing.T) {
 			t.Errorf("%s, and the peer does not count as failed: %+v", name, s)
 		}
 	}
-	giver.end()
+	for giver.server.Stats().Connections > 0 {
+		runtime.Gosched()
+	}
 	if s := giver.server.Stats(); s.Strangers != 4 || s.Asked != 0 {
 		t.Errorf("4 strangers called, counted are %+v", s)
 	}
@@ -231,12 +234,15 @@ func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	giver := newGiver(t, ServerOptions{})
 	for range maxOfCaller {
-		call(t, giver)
+		c := call(t, giver)
+		c.send(request{kindHas, 1, giver.ID(), []entry{{key: keyOf(1)}}}.append(nil))
+		c.read(hasSize + 4) // by now it is counted
 	}
 	c := dial(t, giver)
 	c.send(hello{lowest, Version}.append(nil))
 	c.read(helloSize)
 	c.ended()
+	giver.end()
 	if s := giver.server.Stats(); s.Refused != 1 {
 		t.Errorf("refused are %d", s.Refused)
 	}

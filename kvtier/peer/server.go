@@ -216,4 +216,3 @@ func (s *Server) count(who string, n int) bool {
 	}
 	return true
 }
-
