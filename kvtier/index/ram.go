@@ -141,7 +141,13 @@ func (x *Index) Hold(id ID) (h Hold, ok bool) {
 func (x *Index) Release(h Hold) (slot uint32, gone bool) {
 	m := x.ram.at(uint32(h))
 	m.holds--
-	if m.holds > 0 || m.id != 0 {
+	if m.holds > 0 {
+		return 0, false
+	}
+	if m.id != 0 {
+		if m.queue == nowhere && x.at(m.id).hot == 0 {
+			x.push(uint32(h), main, false) // Victim took it out, since it was held
+		}
 		return 0, false
 	}
 	slot = m.Slot
@@ -192,39 +198,65 @@ func (x *Index) touchRAM(id ID) {
 	}
 }
 
+// maxSpared is how many blocks one Victim spares because they were used.
+const maxSpared = 32
+
 // Victim gives the block that leaves RAM next; it is not taken out. ok is false
 // where every block is held or has children. skip spares what it says true of,
-// until the next call.
+// until the next call. What it costs does not grow with the number of blocks: one
+// that is held is in no queue until its release, and not many are spared for their
+// uses, but then one that was used leaves.
 func (x *Index) Victim(skip func(ID) bool) (id ID, ok bool) {
-	// Each look moves an element or ends: with three uses at most, and a turn for
-	// those that are held, four turns see every leaf fall.
-	for range 4*x.ram.count + 8 {
-		from := uint8(main)
-		if s := &x.ram.queues[small]; s.head != 0 && (s.bytes*10 >= x.ram.bytes || x.ram.queues[main].head == 0) {
-			from = small
-		}
-		n := x.ram.queues[from].head
-		if n == 0 {
+	var first [3]uint32 // of each queue, that was skipped
+	var done [3]bool    // nothing in it leaves
+	spared := 0
+	for {
+		from := x.leaving(done)
+		if from == nowhere {
 			return 0, false
 		}
+		n := x.ram.queues[from].head
 		m := x.ram.at(n)
 		switch {
-		case m.holds > 0 || skip != nil && skip(m.id):
+		case m.holds > 0:
 			x.unlink(n)
-			x.push(n, main, false)
-		case from == small && m.used > 1:
+		case n == first[from]:
+			done[from] = true
+		case from == small && m.used > 1 && spared < maxSpared:
+			spared++
 			x.unlink(n)
 			m.used = 0
 			x.push(n, main, false)
-		case from == main && m.used > 0:
+			first[main], done[main] = 0, false
+		case from == main && m.used > 0 && spared < maxSpared:
+			spared++
 			x.unlink(n)
 			m.used--
 			x.push(n, main, false)
-		default:
+			first[main] = 0 // it is looked at again
+		case skip == nil || !skip(m.id):
 			return m.id, true
+		case m.holds == 0:
+			x.unlink(n)
+			x.push(n, from, false)
+			if first[from] == 0 {
+				first[from] = n
+			}
 		}
 	}
-	return 0, false
+}
+
+// leaving is the queue whose head leaves next, where it is not done with.
+func (x *Index) leaving(done [3]bool) uint8 {
+	s, m := &x.ram.queues[small], &x.ram.queues[main]
+	inSmall, inMain := s.head != 0 && !done[small], m.head != 0 && !done[main]
+	switch {
+	case inSmall && (!inMain || s.bytes*10 >= s.bytes+m.bytes):
+		return small
+	case inMain:
+		return main
+	}
+	return nowhere
 }
 
 // Next puts a block that is a leaf at the head of those that leave.
