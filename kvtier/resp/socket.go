@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -14,12 +15,12 @@ import (
 
 // A large value is moved by a thread that waits in the kernel: parking the
 // goroutine each time that the socket's buffer is full or empty costs about as
-// much processor time as the copy. Who is slow is left to the runtime's poller
-// after patience, and no more than maxBlocking threads wait at a time.
+// much processor time as the copy. A thread that waits keeps its place in the Go
+// scheduler for a while, so only half of the places may wait at a time, and who is
+// slow is left to the runtime's poller after patience.
 const (
 	blockingFrom = 64 << 10 // bytes
-	maxBlocking  = 256
-	patience     = 50 * time.Millisecond
+	patience     = 5 * time.Millisecond
 	// Buffers that were measured to cost least: a unix socket's takes much at
 	// once; what is in flight on loopback should stay in the processor's cache.
 	// Elsewhere the kernel sizes them by what it sees of the network.
@@ -27,8 +28,11 @@ const (
 	loopbackBuffer = 128 << 10
 )
 
-// blocking counts the threads that wait for sockets.
-var blocking atomic.Int64
+// blocking counts the threads that wait for sockets, of at most maxBlocking.
+var (
+	blocking    atomic.Int64
+	maxBlocking = int64(max(1, runtime.GOMAXPROCS(0)/2))
+)
 
 // socket is a connection's descriptor, where it has one.
 type socket struct{ raw syscall.RawConn }
