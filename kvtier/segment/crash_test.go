@@ -83,7 +83,7 @@ var scenes = []scene{
 	{name: "TwoDrives", options: withDrives(2), before: all(fill(0, 60, 0), sealAll), work: all(endAll(1, 2, 3), fill(0, 4, 1), fill(60, 80, 0), sealAll)},
 	{name: "Restarting", options: withDrives(2), before: fill(0, 30, 0), work: all(reopen, endAll(5, 6), fill(5, 8, 1), reopen, fill(30, 40, 0))},
 	{name: "Shrinking", before: all(fill(0, 60, 0), endAll(5, 6, 7)), work: all(resize(3), fill(5, 7, 1), resize(6), fill(60, 70, 0))},
-	{name: "OpeningSmaller", before: fill(0, 60, 0), work: func(c *caller) error {
+	{name: "OpeningSmaller", before: all(fill(0, 8, 0), endAll(1, 2, 3), fill(10, 34, 0)), work: func(c *caller) error {
 		clear(c.sure)
 		c.options = func(o *Options) { o.Bytes = 5 * smallSegment }
 		return all(reopen, fill(5, 7, 1), endAll(50))(c)

@@ -239,3 +239,27 @@ func TestBlocksAreToldInTheOrderInWhichTheyWereWritten(t *testing.T) {
 		t.Errorf("%d of 3 drives are used", len(used))
 	}
 }
+
+func TestSegmentsAreFilledInTheOrderOfTheirIncarnations(t *testing.T) {
+	t.Parallel()
+	var told []uint64
+	c := newCaller(func(o *Options) {
+		inner := o.Recovered
+		o.Recovered = func(r Record) { told = append(told, r.Seq); inner(r) }
+	})
+	c.keep = func(Record) bool { return false }
+	must(t, c.open(), fill(0, 60, 0)(c))
+	// Two are free, and of these the second in order was ended first.
+	for i := 60; c.log.Segments()[0].Number != 7; i++ {
+		must(t, fill(i, i+1, 0)(c))
+	}
+	must(t, c.log.enter(c.context()))
+	for range 2 {
+		must(t, c.log.reclaim(c.context(), c.log.drives[0], false, 0))
+	}
+	give(c.log.appends)
+	must(t, fill(200, 216, 0)(c), c.restart(), c.check())
+	if !slices.IsSorted(told) {
+		t.Errorf("told in the order %v", told)
+	}
+}
