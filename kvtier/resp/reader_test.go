@@ -25,19 +25,17 @@ func all(r *reader) (commands []string, err error) {
 		}
 		text := fmt.Sprintf("%q", cmd.args)
 		if cmd.streams {
-			value := make([]byte, 0, 64)
-			chunk := make([]byte, cmd.size)
-			n := r.buffered(chunk)
 			if cmd.size > 1<<20 {
 				return commands, errors.New("the test reads no value as large")
 			}
+			chunk := make([]byte, cmd.size)
+			n := r.buffered(chunk)
 			for n < cmd.size {
 				got, err := r.source.Read(chunk[n:])
 				if n += got; err != nil && n < cmd.size {
 					return commands, err
 				}
 			}
-			value = append(value, chunk...)
 			if err := r.crlf(); err != nil {
 				return commands, err
 			}
@@ -49,7 +47,7 @@ func all(r *reader) (commands []string, err error) {
 			if err != nil {
 				return commands, err
 			}
-			text += fmt.Sprintf(" <- %q %q", value, rest)
+			text += fmt.Sprintf(" <- %q %q", chunk, rest)
 		}
 		commands = append(commands, text)
 	}

@@ -17,10 +17,12 @@ import (
 // goroutine each time that the socket's buffer is full or empty costs about as
 // much processor time as the copy. A thread that waits keeps its place in the Go
 // scheduler for a while, so only half of the places may wait at a time, and who is
-// slow is left to the runtime's poller after patience.
+// slow is left to the runtime's poller: after patience without a byte, when a piece
+// came in part only, and after ten times patience in any case.
 const (
 	blockingFrom = 64 << 10 // bytes
 	patience     = 5 * time.Millisecond
+	pieceSize    = 1 << 20 // bytes that are sent at once
 	// Buffers that were measured to cost least: a unix socket's takes much at
 	// once; what is in flight on loopback should stay in the processor's cache.
 	// Elsewhere the kernel sizes them by what it sees of the network.
@@ -96,16 +98,18 @@ func (s socket) send(buffers [][]byte) (sent int, left [][]byte, err error) {
 		if err = unix.SetNonblock(int(fd), false); err != nil {
 			return true
 		}
-		for len(buffers) > 0 {
+		var pieces [3][]byte
+		for began := time.Now(); len(buffers) > 0 && time.Since(began) < 10*patience; {
+			piece, size := first(pieces[:0], buffers, pieceSize)
 			var n int
-			n, err = unix.SendmsgBuffers(int(fd), buffers, nil, nil, unix.MSG_NOSIGNAL)
-			if err != nil && err != unix.EINTR { //nolint:errorlint // an errno as the kernel gave it
+			n, err = unix.SendmsgBuffers(int(fd), piece, nil, nil, unix.MSG_NOSIGNAL)
+			if err != nil {
 				break
 			}
-			err = nil
-			n = max(n, 0)
 			sent += n
-			buffers = after(buffers, n)
+			if buffers = after(buffers, n); n < size {
+				break
+			}
 		}
 		err = errors.Join(restore(fd), slow(err))
 		return true
@@ -120,12 +124,10 @@ func (s socket) receive(into []byte, step func(n int)) (got int, err error) {
 		if err = unix.SetNonblock(int(fd), false); err != nil {
 			return true
 		}
-		for got < len(into) {
+		for began := time.Now(); got < len(into) && time.Since(began) < 10*patience; {
+			piece := into[got:min(got+fillAtOnce, len(into))]
 			var n int
-			n, _, err = unix.Recvfrom(int(fd), into[got:min(got+fillAtOnce, len(into))], unix.MSG_WAITALL)
-			if err == unix.EINTR { //nolint:errorlint // an errno as the kernel gave it
-				continue
-			}
+			n, _, err = unix.Recvfrom(int(fd), piece, unix.MSG_WAITALL)
 			if err == nil && n == 0 {
 				err = io.EOF
 			}
@@ -133,7 +135,9 @@ func (s socket) receive(into []byte, step func(n int)) (got int, err error) {
 				break
 			}
 			got += n
-			step(n)
+			if step(n); n < len(piece) {
+				break
+			}
 		}
 		err = errors.Join(restore(fd), slow(err))
 		return true
@@ -146,13 +150,26 @@ func restore(fd uintptr) error { return os.NewSyscallError("fcntl", unix.SetNonb
 
 // slow turns the end of patience into no error.
 func slow(err error) error {
-	if err == nil || errors.Is(err, unix.EAGAIN) {
+	if err == nil || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 		return nil
 	}
 	if errors.Is(err, io.EOF) {
 		return err
 	}
 	return os.NewSyscallError("move value", err)
+}
+
+// first appends what is to be sent at once of buffers, at most size bytes.
+func first(to, buffers [][]byte, size int) ([][]byte, int) {
+	total := 0
+	for _, buffer := range buffers {
+		buffer = buffer[:min(len(buffer), size-total)]
+		to = append(to, buffer)
+		if total += len(buffer); total == size {
+			break
+		}
+	}
+	return to, total
 }
 
 // after is what is left of buffers once n bytes are gone.
