@@ -9,6 +9,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,6 +39,26 @@ func startOracle(ctx context.Context, t *testing.T, r *rig.Rig, password string)
 	return s
 }
 
+// foundParts are parts that were found to start, which is worth finding out once.
+var foundParts struct {
+	sync.Mutex
+	paths map[string]string
+}
+
+// partOnce is part for one that many commands need.
+func partOnce(ctx context.Context, t *testing.T, r *rig.Rig, name string) string {
+	t.Helper()
+	foundParts.Lock()
+	defer foundParts.Unlock()
+	if foundParts.paths == nil {
+		foundParts.paths = map[string]string{}
+	}
+	if foundParts.paths[name] == "" {
+		foundParts.paths[name] = part(ctx, t, r, name)
+	}
+	return foundParts.paths[name]
+}
+
 // callKV runs one call of a script of testdata, which must succeed, and decodes
 // what it gives.
 func callKV(ctx context.Context, t *testing.T, r *rig.Rig, script, call string, args map[string]any, into any) {
@@ -47,7 +68,7 @@ func callKV(ctx context.Context, t *testing.T, r *rig.Rig, script, call string, 
 		t.Fatal(err)
 	}
 	c := pythonCommand(r, script, nil, call, string(text))
-	c.Path = filepath.Join(part(ctx, t, r, "kv"), "bin", "python")
+	c.Path = filepath.Join(partOnce(ctx, t, r, "kv"), "bin", "python")
 	var out struct {
 		OK             json.RawMessage
 		Error, Message string

@@ -24,7 +24,7 @@ func lmcacheCommand(ctx context.Context, t *testing.T, r *rig.Rig, name, script 
 	t.Helper()
 	path := filepath.Join(r.Root, "test", "outside", "testdata", "lmcache", script+".py")
 	return rig.Command{
-		Name: name, Path: filepath.Join(part(ctx, t, r, "lmcache"), "python"), Args: append([]string{path}, args...),
+		Name: name, Path: filepath.Join(partOnce(ctx, t, r, "lmcache"), "python"), Args: append([]string{path}, args...),
 		// The engine's keys are made by Python's own hash. Nothing may be asked of a hub.
 		Env: []string{"PYTHONHASHSEED=0", "PYTHONDONTWRITEBYTECODE=1", "LMCACHE_DISABLE_BANNER=1", "HF_HUB_OFFLINE=1", "LMCACHE_TRACK_USAGE=false"},
 	}
