@@ -31,7 +31,7 @@ type kvClient struct {
 // kvOf connects to the socket in the view of a pod's container.
 func (c cluster) kvOf(t *testing.T, p pod) *kvClient {
 	t.Helper()
-	path := fmt.Sprintf("/proc/%d/root/hearth/kv/kv.sock", c.processes(t, p, "engine-sim")[0])
+	path := filepath.Join("/proc", strconv.Itoa(c.processes(t, p, "engine-sim")[0]), "root", "hearth/kv/kv.sock")
 	var k *kvClient
 	eventually(t, "a connection to the KV socket of "+p.Metadata.Name, func(ctx context.Context) error {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
