@@ -312,7 +312,10 @@ func TestIOErrorWhereTombstonesMayBeCostsWhatTheyMayBeAbout(t *testing.T) {
 		{1: true, 2: true, smallSegment/PageSize - 1: true}, // both copies, and the footer
 		{smallSegment/PageSize - 1: true},
 		{1: true, smallSegment/PageSize - 1: true},
-		{0: true}, {1: true}, {0: true, 1: true}, {0: true, 2: true},
+		{0: true},
+		{1: true},
+		{0: true, 1: true},
+		{0: true, 2: true},
 	} {
 		w := &worn{}
 		c := newCaller(func(o *Options) { w.FS = o.FS; o.FS = w })
