@@ -42,8 +42,8 @@ vllm-root: ## build the real vLLM for CPU outside the tree; once, needs root and
 	scripts/vllm-root
 test-vllm: build vllm-root ## the real vLLM through mirror, views and router
 	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 30m -tags vllm ./test/vllm/...
-torture: build ## kill the real agent ROUNDS times (default 100) amid work and origin faults
-	go run ./test/torture -rounds $(or $(ROUNDS),100) -seed $(or $(SEED),0)
+torture: build ## kill the real agent ROUNDS times (default 100, and 20 with a KV store) amid work and origin faults
+	go run ./test/torture -rounds $(or $(ROUNDS),100) -kv $(or $(ROUNDS),20) -seed $(or $(SEED),0)
 test-root: build ## the real agent on full, read-only and vanishing file systems; needs root
 	HEARTH_AGENT=$(CURDIR)/bin/hearth-agent go test -count=1 -timeout 10m -tags root ./test/torture/drives/
 soak: build ## load routers for SOAK (default 10m) while all sorts of things fail; SEED repeats a run

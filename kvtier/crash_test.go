@@ -337,7 +337,7 @@ func (l *history) play() (finished bool, err error) {
 		err := step()
 		if dead := l.alive(); dead != nil {
 			l.mayLose = errors.Is(err, errLosing)
-			return false, nil
+			return false, nil //nolint:nilerr // it crashed as it was to
 		}
 		if err != nil {
 			return false, fmt.Errorf("step %d: %w", i, err)

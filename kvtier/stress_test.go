@@ -100,7 +100,9 @@ func (s *stressed) add(ctx context.Context, change func(spec *TenantSpec)) error
 
 const stressKeys = 48
 
-func stressSize(key, version int) int { return []int{64, 4000, 20_000, 65_536, 150_000}[(key+version)%5] + key }
+func stressSize(key, version int) int {
+	return []int{64, 4000, 20_000, 65_536, 150_000}[(key+version)%5] + key
+}
 
 func (s *stressed) put(ctx context.Context, key int) error {
 	o := s.oracle
