@@ -57,7 +57,7 @@ func Check(ctx context.Context, opts CheckOptions) (list []TenantCheck, err erro
 		}
 		defer func() { err = errors.Join(err, unlock()) }()
 	}
-	tenants, err := listTenants(opts.FS, roots[0], roots)
+	tenants, err := listTenants(opts.FS, roots[0], roots, nil)
 	if err != nil {
 		return nil, fmt.Errorf("check KV space %s: %w", opts.Dir, err)
 	}
@@ -111,9 +111,9 @@ func (t onDrives) label() string {
 	return t.record.Kind + " " + t.record.Name
 }
 
-// listTenants finds the tenants that have a record or blocks, by folder. Errors
-// wrap ErrNewer.
-func listTenants(fsys durable.FS, dir string, roots []string) ([]onDrives, error) {
+// listTenants finds the tenants that have a record or blocks, by folder, but for
+// the folders to be skipped. Errors wrap ErrNewer.
+func listTenants(fsys durable.FS, dir string, roots []string, skip map[string]bool) ([]onDrives, error) {
 	folders := map[string]bool{}
 	sizes := map[string]int64{}
 	for _, parent := range append(blocksOf(roots), filepath.Join(dir, tenantsDir)) {
@@ -122,7 +122,7 @@ func listTenants(fsys durable.FS, dir string, roots []string) ([]onDrives, error
 			return nil, err
 		}
 		for _, e := range entries {
-			if id, err := hex.DecodeString(e.Name()); err == nil && len(id) == 16 && e.IsDir() {
+			if id, err := hex.DecodeString(e.Name()); err == nil && len(id) == 16 && e.IsDir() && !skip[e.Name()] {
 				folders[e.Name()] = true
 			}
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"slices"
 
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
@@ -194,15 +193,14 @@ type Left struct {
 
 // Left lists the tenants that the drives have and that were not added.
 func (c *Cache) Left() ([]Left, error) {
-	found, err := listTenants(c.fs, c.opts.Dir, c.drives())
-	if err != nil {
-		return nil, fmt.Errorf("list KV tenants: %w", err)
-	}
 	served := map[string]bool{}
 	for _, t := range c.Tenants() {
 		served[t.folder()] = true
 	}
-	found = slices.DeleteFunc(found, func(f onDrives) bool { return served[f.folder] })
+	found, err := listTenants(c.fs, c.opts.Dir, c.drives(), served)
+	if err != nil {
+		return nil, fmt.Errorf("list KV tenants: %w", err)
+	}
 	list := make([]Left, 0, len(found))
 	for _, f := range found {
 		list = append(list, Left{Kind: f.record.Kind, Name: f.record.Name, Folder: f.folder, Bytes: f.bytes})

@@ -20,8 +20,8 @@ const expiresSoon = 7 * 24 * time.Hour
 // maxTokenFile is past the longest token that anything accepts, in bytes.
 const maxTokenFile = 64 << 10
 
-// tokenAdvice names the files of tokens that an agent could not use: without
-// its token a source or a caller is refused, and only then is it seen.
+// tokenAdvice names the files of tokens, passwords and keys that an agent could not
+// use: without its token a source or a caller is refused, and only then is it seen.
 func tokenAdvice(c *nodeagent.Config) []string {
 	files := make([]setting, 0, len(c.Sources)+len(c.Access.Tokens))
 	for i, s := range c.Sources {
@@ -29,6 +29,11 @@ func tokenAdvice(c *nodeagent.Config) []string {
 	}
 	for i, t := range c.Access.Tokens {
 		files = append(files, setting{fmt.Sprintf("access.tokens[%d].file", i), t.File})
+	}
+	for i, t := range c.KV.Tenants {
+		files = append(files,
+			setting{fmt.Sprintf("kv.tenants[%d].credentialFile", i), t.CredentialFile},
+			setting{fmt.Sprintf("kv.tenants[%d].encryptionKeyFile", i), t.EncryptionKeyFile})
 	}
 	var odd []string
 	for _, f := range files {

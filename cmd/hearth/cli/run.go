@@ -82,7 +82,7 @@ again when it changes: KV budgets and tenants change at once, all else at a star
 			if err == nil {
 				err = untilStopped(command.Context(), agent.Run)
 			}
-			return hinted(err, []setting{
+			settings := []setting{
 				{"weights.dir", config.Weights.Dir},
 				{"weights.viewsDir", config.Weights.ViewsDir},
 				{"health.stateDir", config.Health.StateDir},
@@ -90,7 +90,14 @@ again when it changes: KV budgets and tenants change at once, all else at a star
 				{"kv.dir", config.KV.Dir},
 				{"listen.socket", config.Listen.Socket},
 				{"listen.dataSocket", config.Listen.DataSocket},
-			})
+			}
+			for i, drive := range config.KV.Drives {
+				settings = append(settings, setting{fmt.Sprintf("kv.drives[%d]", i), drive})
+			}
+			for i, t := range config.KV.Tenants {
+				settings = append(settings, setting{fmt.Sprintf("kv.tenants[%d].socket", i), t.Socket})
+			}
+			return hinted(err, settings)
 		},
 	}
 	configFlag(command, &file)
