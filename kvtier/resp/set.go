@@ -2,6 +2,7 @@ package resp
 
 import (
 	"errors"
+	"log/slog"
 
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
@@ -209,8 +210,7 @@ func (c *conn) finishSet(s *storing, args [][]byte) error {
 	figures := &c.tenant.figures
 	if s.wrong != "" {
 		if c.native {
-			figures.dropped.Add(1)
-			s.model.dropped.Add(1)
+			c.drop(s)
 			c.simple("OK")
 		} else {
 			figures.refused.Add(1)
@@ -226,12 +226,21 @@ func (c *conn) finishSet(s *storing, args [][]byte) error {
 	return nil
 }
 
-// commit makes the value visible, or counts it as dropped.
+// drop counts the value as dropped. What its key had before goes as well: the
+// client is told OK, and would take that for what it has just stored.
+func (c *conn) drop(s *storing) {
+	c.tenant.figures.dropped.Add(1)
+	s.model.dropped.Add(1)
+	if _, err := c.tenant.blocks.Delete(c.listening.ctx, s.key); err != nil {
+		c.server.options.Log.Warn("a former value could not be ended with the one that was dropped", slog.Any("error", err))
+	}
+}
+
+// commit makes the value visible, or drops it.
 func (c *conn) commit(s *storing) {
 	figures := &c.tenant.figures
 	if s.put == nil || s.put.Commit(c.listening.ctx) != nil {
-		figures.dropped.Add(1)
-		s.model.dropped.Add(1)
+		c.drop(s)
 		return
 	}
 	s.put = nil

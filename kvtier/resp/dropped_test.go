@@ -1,0 +1,35 @@
+package resp
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestASetThatIsDroppedLeavesNoFormerValueToBeTakenForIt(t *testing.T) {
+	t.Parallel()
+	tier := newMemory(1000)
+	s := serve(t, Options{}, Access{Tenant: tenantOf("t", tier)})
+	for _, wrong := range []string{"", strings.Repeat("v", 4096)} {
+		native := s.client()
+		native.do("+OK\r\n", "SET", "m@1@0@ab@half", "the former value")
+		native.do(":1\r\n", "EXISTS", "m@1@0@ab@half") // pinned, it cannot make room
+		native.do("+OK\r\n", "SET", "m@1@0@ab@half", wrong)
+		native.send(wire("GET", "m@1@0@ab@half"))
+		if line := native.line(); !strings.HasPrefix(line, "$-") {
+			t.Errorf("after OK for a value of %d bytes there is %q", len(wrong), line)
+		}
+	}
+	hello := s.client()
+	hello.do("+PONG\r\n", "PING")
+	hello.do("+OK\r\n", "SET", "key", "the former value")
+	pin, ok := tier.Pin(tier.order[len(tier.order)-1])
+	if !ok {
+		t.Fatal("the value is not there")
+	}
+	defer pin.Release()
+	hello.do("+OK\r\n", "SET", "key", strings.Repeat("v", 4096))
+	hello.do("$-1\r\n", "GET", "key")
+	hello.do("+OK\r\n", "SET", "key", "the former value")
+	hello.do("-"+emptyValue+"\r\n", "SET", "key", "")
+	hello.do(bulk("the former value"), "GET", "key") // it was told that the other was refused
+}
