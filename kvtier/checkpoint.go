@@ -22,7 +22,7 @@ import (
 const (
 	checkpointFile   = "checkpoint"
 	checkpointMagic  = "HRTHKVC1"
-	checkpointHeader = 40
+	checkpointHeader = 48
 	coveredBytes     = 16
 	savedBytes       = 40
 	checkpointSum    = 16
@@ -51,7 +51,10 @@ type saved struct {
 
 // checkpointed is the content of a checkpoint.
 type checkpointed struct {
-	seed       uint64
+	seed uint64
+	// lastSeq is the sequence number of the last record when it was begun: what was
+	// ended before is not in it.
+	lastSeq    uint64
 	segments   []covered
 	namespaces []block.Namespace
 	entries    []saved
@@ -67,6 +70,7 @@ func (c checkpointed) encode() []byte {
 	out = le.AppendUint32(out, 0)
 	out = le.AppendUint64(out, uint64(len(c.entries)))
 	out = le.AppendUint64(out, c.seed)
+	out = le.AppendUint64(out, c.lastSeq)
 	for _, s := range c.segments {
 		out = le.AppendUint32(out, s.number)
 		out = le.AppendUint32(out, s.drive)
@@ -110,7 +114,7 @@ func decodeCheckpoint(data []byte) (c checkpointed, err error) {
 	if entries > maxCheckpoint/savedBytes || uint64(len(body)) != checkpointHeader+coveredBytes*segments+16*spaces+savedBytes*entries {
 		return c, fmt.Errorf("%w: its parts do not add up", errCheckpoint)
 	}
-	c.seed = le.Uint64(data[32:])
+	c.seed, c.lastSeq = le.Uint64(data[32:]), le.Uint64(data[40:])
 	at := body[checkpointHeader:]
 	for range segments {
 		c.segments = append(c.segments, covered{le.Uint32(at), le.Uint32(at[4:]), le.Uint64(at[8:])})
@@ -158,7 +162,7 @@ func (t *Tenant) readCheckpoint() (checkpointed, error) {
 // snapshot gives the index as a checkpoint has it. It holds the tenant for a
 // moment at a time, so that nobody waits for all of it.
 func (t *Tenant) snapshot(drive *segment.Log) checkpointed {
-	c := checkpointed{seed: t.seed}
+	c := checkpointed{seed: t.seed, lastSeq: drive.LastSeq()}
 	places := map[covered]uint32{}
 	byNumber := map[[2]uint32]covered{}
 	for _, s := range drive.Segments() {

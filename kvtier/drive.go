@@ -202,8 +202,13 @@ func (r *recovery) take(rec segment.Record) {
 	x.SetTouches(id, max(1, x.Touches(id)))
 }
 
+// forget takes a key away that was ended after the checkpoint was begun. What was
+// ended before is not in it, or was stored anew.
 func (r *recovery) forget(dead segment.Tombstone) {
 	x := r.tenant.index
+	if dead.Upto < r.checkpoint.lastSeq {
+		return
+	}
 	if place, ok := r.known[dead.Namespace]; ok {
 		if id := x.Find(index.PrintOf(r.tenant.seed, place, dead.Key)); id != 0 {
 			x.SetLoc(id, 0)

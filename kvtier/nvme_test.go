@@ -531,3 +531,42 @@ func FuzzTenantRecord(f *testing.F) {
 		}
 	})
 }
+
+func TestATombstoneOlderThanTheCheckpointEndsNothingOfIt(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := onDrive(t, dir)
+	spec := TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true}
+	n := addTenant(t, c, spec)
+	ctx := t.Context()
+	mustPut(t, n, 1, content(1, 0, 50_000))
+	drain(t, n.tenant)
+	if _, err := n.Delete(ctx, keyOf(1)); err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, n, 1, content(1, 1, 50_000))
+	n.tenant.flush(ctx)
+	// The tombstone goes on to a segment that the checkpoint does not know: its own
+	// segment is used again.
+	for i := 100; n.tenant.drive.Stats().Reclaimed < 3; i++ {
+		mustPut(t, n, i, content(i, 0, 100_000))
+		get(t, n, 1)
+		drain(t, n.tenant)
+	}
+	n.tenant.checkpoint(ctx)
+	mustPut(t, n, 2, content(2, 0, 50_000))
+	if _, err := n.Delete(ctx, keyOf(3), keyOf(2)); err != nil {
+		t.Fatal(err)
+	}
+	want := n.tenant.Stats().NVMe.Blocks
+	closeCache(t, c)
+	c = onDrive(t, dir)
+	defer closeCache(t, c)
+	n = addTenant(t, c, spec)
+	if !bytes.Equal(get(t, n, 1), content(1, 1, 50_000)) {
+		t.Error("the block that was stored after its end is lost")
+	}
+	if got := n.tenant.Stats().NVMe.Blocks; got < want {
+		t.Errorf("%d blocks are taken in of %d", got, want)
+	}
+}
