@@ -1,8 +1,11 @@
 package resp
 
 import (
+	"context"
 	"strings"
 	"testing"
+
+	"github.com/hearth-dev/hearth/kvtier/block"
 )
 
 func TestASetThatIsDroppedLeavesNoFormerValueToBeTakenForIt(t *testing.T) {
@@ -32,4 +35,29 @@ func TestASetThatIsDroppedLeavesNoFormerValueToBeTakenForIt(t *testing.T) {
 	hello.do("+OK\r\n", "SET", "key", "the former value")
 	hello.do("-"+emptyValue+"\r\n", "SET", "key", "")
 	hello.do(bulk("the former value"), "GET", "key") // it was told that the other was refused
+}
+
+// ending is a tier that has no room, on a listener that ends while a former value
+// is being ended.
+type ending struct {
+	*memory
+	end func()
+}
+
+func (e *ending) Put(block.Key, int, block.Key, bool) (Put, error) { return nil, errMemory }
+
+func (e *ending) Delete(ctx context.Context, _ ...block.Key) (int, error) {
+	e.end()
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+func TestASetIsNotAnsweredWhereItsFormerValueMayStay(t *testing.T) {
+	t.Parallel()
+	tier := &ending{memory: newMemory(1000)}
+	s := serve(t, Options{}, Access{Tenant: NewTenant(TenantOptions{Name: "t", Blocks: tier})})
+	tier.end = s.stop
+	c := s.client()
+	c.send(wire("SET", "key", "value"))
+	c.closed()
 }

@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 
@@ -168,7 +169,7 @@ func (c *conn) fill(s *storing) (at int, err error) {
 	if err := c.flush(); err != nil {
 		return at, err
 	}
-	if c.socket.enter(len(into) - at) {
+	if !c.queued() && c.socket.enter(len(into)-at) {
 		got, err := c.socket.receive(into[at:], came)
 		c.server.totals.bytesIn.Add(uint64(got))
 		if err != nil {
@@ -210,7 +211,9 @@ func (c *conn) finishSet(s *storing, args [][]byte) error {
 	figures := &c.tenant.figures
 	if s.wrong != "" {
 		if c.native {
-			c.drop(s)
+			if err := c.drop(s); err != nil {
+				return err
+			}
 			c.simple("OK")
 		} else {
 			figures.refused.Add(1)
@@ -221,27 +224,36 @@ func (c *conn) finishSet(s *storing, args [][]byte) error {
 	if options != (setOptions{}) {
 		return c.finishConditional(s, options)
 	}
-	c.commit(s)
+	if err := c.commit(s); err != nil {
+		return err
+	}
 	c.simple("OK")
 	return nil
 }
 
 // drop counts the value as dropped. What its key had before goes as well: the
-// client is told OK, and would take that for what it has just stored.
-func (c *conn) drop(s *storing) {
+// client is told OK, and would take that for what it has just stored. An error
+// says that it must not be told, since the listener ends before that is done.
+func (c *conn) drop(s *storing) error {
 	c.tenant.figures.dropped.Add(1)
 	s.model.dropped.Add(1)
-	if _, err := c.tenant.blocks.Delete(c.listening.ctx, s.key); err != nil {
-		c.server.options.Log.Warn("a former value could not be ended with the one that was dropped", slog.Any("error", err))
+	_, err := c.tenant.blocks.Delete(c.listening.ctx, s.key)
+	if err == nil {
+		return nil
 	}
+	if ctx := c.listening.ctx; ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	// A native client is told OK all the same: an error would end its worker.
+	c.server.options.Log.Error("a former value may come back after a kill, its end cannot be written", slog.Any("error", err))
+	return nil
 }
 
-// commit makes the value visible, or drops it.
-func (c *conn) commit(s *storing) {
+// commit makes the value visible, or drops it; see drop for its error.
+func (c *conn) commit(s *storing) error {
 	figures := &c.tenant.figures
 	if s.put == nil || s.put.Commit(c.listening.ctx) != nil {
-		c.drop(s)
-		return
+		return c.drop(s)
 	}
 	s.put = nil
 	if pins := &c.tenant.pins; pins.holds(s.key) {
@@ -253,6 +265,7 @@ func (c *conn) commit(s *storing) {
 	figures.bytesIn.Add(uint64(s.size))
 	s.model.stored.Add(1)
 	s.model.bytesIn.Add(uint64(s.size))
+	return nil
 }
 
 // finishConditional is SET with NX, XX or GET. One of a tenant decides at a time,
@@ -277,20 +290,19 @@ func (c *conn) finishConditional(s *storing, options setOptions) error {
 	if options.old {
 		if got, err := t.blocks.Get(c.listening.ctx, s.key); err == nil {
 			former = got
-			defer former.Release()
 		}
 	}
 	forbidden := options.onlyNew && there || options.onlyOld && !there
 	if forbidden {
 		t.figures.refused.Add(1)
 		s.abort()
-	} else {
-		c.commit(s)
+	} else if err := c.commit(s); err != nil {
+		return err
 	}
 	leave()
 	switch {
 	case former != nil:
-		return c.value(former.Bytes())
+		return c.value(former.Bytes(), former)
 	case options.old || forbidden:
 		c.null()
 	default:
