@@ -1,6 +1,8 @@
 package nodeagent_test
 
 import (
+	"bufio"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -163,4 +165,46 @@ func TestCallsAboutTheKVStoreReachTheDataRoleApart(t *testing.T) {
 	await(t, listeners(t, f.control), insecure.NewCredentials(), func(s *report.State) bool {
 		return s.KV().GetNvme().GetBudgetBytes() == int64(40*units.MiB)
 	})
+}
+
+func TestTheFirstTenantWithAPasswordIsServedWithoutARestart(t *testing.T) {
+	t.Parallel()
+	c := kvConfig(t)
+	c.Listen.RESP = "127.0.0.1:0"
+	file := filepath.Join(t.TempDir(), "agent.yaml")
+	save(t, file, c)
+	r := runWith(t, c, nodeagent.Options{ConfigFile: file, Load: func() (nodeagent.Config, error) {
+		read := nodeagent.Default()
+		return read, configfile.Load(file, nodeagent.Kind, &read)
+	}})
+	if addr := r.Listeners()["resp"]; addr != "" {
+		t.Fatalf("listen.resp is bound to %s for nobody", addr)
+	}
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.KV.Tenants = append(c.KV.Tenants, nodeagent.KVTenant{Name: "batch", Memory: units.MiB, CredentialFile: password})
+	save(t, file, c)
+	(&fabric{t: t}).until("listen.resp to be bound", func() bool { return r.Listeners()["resp"] != "" })
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.Listeners()["resp"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	replies := bufio.NewReader(conn)
+	for _, one := range [][2]string{
+		{"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", "-NOAUTH"}, {"*2\r\n$4\r\nAUTH\r\n$6\r\nsecret\r\n", "+OK"}, {"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n", "+OK"},
+	} {
+		if _, err := conn.Write([]byte(one[0])); err != nil {
+			t.Fatal(err)
+		}
+		if reply, err := replies.ReadString('\n'); err != nil || !strings.HasPrefix(reply, one[1]) {
+			t.Fatalf("%q gave %q, %v; want %s", one[0], reply, err, one[1])
+		}
+	}
+	kv, err := r.client.KV(t.Context())
+	if err != nil || len(kv.Tenants) != 2 || kv.Tenants[0].Name != "batch" || kv.Tenants[0].Blocks != 1 || kv.RESP.Address != r.Listeners()["resp"] {
+		t.Errorf("the state is %+v: %v", kv.Tenants, err)
+	}
 }
