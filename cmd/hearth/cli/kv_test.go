@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +17,8 @@ import (
 	"github.com/hearth-dev/hearth/kvtier/block"
 	"github.com/hearth-dev/hearth/nodeagent"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
+	routeradmin "github.com/hearth-dev/hearth/router/admin"
+	"github.com/hearth-dev/hearth/router/feed"
 	"github.com/hearth-dev/hearth/units"
 )
 
@@ -200,6 +203,16 @@ func TestTheStatusShowsTheKVOfNodes(t *testing.T) {
 	}
 	if got := kvFill(nil); got != "" {
 		t.Errorf("none is shown as %q", got)
+	}
+	sections := routerSections(&routerState{Status: routeradmin.Status{Nodes: []routeradmin.Node{
+		{Node: "node-1", Connected: true}, {Node: "node-2", Connected: true, KV: &feed.KVStats{
+			RAM: feed.KVTier{Used: 1 << 20, Budget: 1 << 21, Hits: 3, SavedTokens: 48, Damaged: 1}, NVMe: feed.KVTier{Hits: 4}, Blocks: 5, Misses: 6, Dropped: 7,
+		}},
+	}}})
+	at := slices.IndexFunc(sections, func(s section) bool { return s.header[0] == "REPORTED BY" })
+	want := []string{"node-2", "1.0 MiB of 2.0 MiB", "5", "7", "48", "6", "7", "1"}
+	if at < 0 || len(sections[at].rows) != 1 || !slices.Equal(sections[at].rows[0], want) {
+		t.Errorf("what routers were told is shown as %v", sections)
 	}
 }
 
