@@ -12,6 +12,7 @@ import (
 type question struct {
 	space   *kvtier.Namespace
 	name    name
+	hope    *hope
 	began   time.Duration
 	far     bool // peers of other zones are asked by now
 	pending int  // peers that have not answered
@@ -72,6 +73,8 @@ func (p *Peers) nextLocked(q *question) {
 	case q.silent:
 		p.totals.unanswered.Add(1)
 	default:
+		p.totals.notFound.Add(1)
+		q.hope.learn(false)
 		p.known.learn(q.name, place{until: p.now() + absentFor})
 	}
 }
@@ -89,6 +92,7 @@ func (p *Peers) answered(r *remote, q *question, size int) {
 	open := p.questions[q.name] == q
 	if open && size > 0 && !q.void {
 		p.totals.found.Add(1)
+		q.hope.learn(true)
 		delete(p.questions, q.name)
 		p.known.learn(q.name, place{remote: r, size: size, until: p.now() + hereFor})
 		p.flyLocked(q.space, q.name, r, size, anew)

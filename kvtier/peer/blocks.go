@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/hearth-dev/hearth/kvtier"
@@ -14,11 +15,43 @@ import (
 type Blocks struct {
 	*kvtier.Namespace
 	peers *Peers
+	hope  *hope
 }
 
 // Blocks gives a namespace with what peers have of it. Its tenant is one that
 // shares on this node, too.
-func (p *Peers) Blocks(n *kvtier.Namespace) *Blocks { return &Blocks{n, p} }
+func (p *Peers) Blocks(n *kvtier.Namespace) *Blocks { return &Blocks{n, p, newHope()} }
+
+// hope is whether it pays to wait for answers: where peers had nothing for long,
+// nobody waits, and what they have after all is found at the next question.
+type hope struct{ left atomic.Int64 }
+
+const (
+	fullHope  = 64 // answers of no that are waited for in a row
+	foundHope = 8  // what one of yes adds
+)
+
+func newHope() *hope {
+	h := &hope{}
+	h.left.Store(fullHope)
+	return h
+}
+
+func (h *hope) any() bool { return h.left.Load() > 0 }
+
+// learn takes an answer.
+func (h *hope) learn(found bool) {
+	by := int64(-1)
+	if found {
+		by = foundHope
+	}
+	for {
+		left := h.left.Load()
+		if h.left.CompareAndSwap(left, min(max(left+by, 0), fullHope)) {
+			return
+		}
+	}
+}
 
 // Lookup tells whether the block is here or on its way, and its length in bytes.
 // Where nobody knows, it asks, and waits a moment for answers. A block on its way
@@ -64,11 +97,11 @@ func (b *Blocks) Get(ctx context.Context, key block.Key) (*kvtier.Block, error) 
 		return nil, err
 	}
 	if f != nil {
-		b.peers.totals.waits.Add(1)
 		if !within(ctx, f.done, b.patience(f)) {
 			b.peers.totals.waitedOut.Add(1)
 			return nil, err
 		}
+		b.peers.totals.waited.Add(1)
 		if !b.here(key) {
 			return nil, err
 		}
@@ -106,12 +139,12 @@ func (b *Blocks) seek(ctx context.Context, key block.Key) (f *flight, came bool)
 	if b.here(key) {
 		return nil, true // as of now, or on a drive that is too slow for it
 	}
-	f, q := p.seek(b.Namespace, id)
+	f, q := p.seek(b.Namespace, id, b.hope)
 	if f != nil || q == nil {
 		return f, false
 	}
 	// Who comes late to a question does not wait for it.
-	if p.now()-q.began > p.opts.LookupWait || !within(ctx, q.done, p.opts.LookupWait) {
+	if !b.hope.any() || p.now()-q.began > p.opts.LookupWait || !within(ctx, q.done, p.opts.LookupWait) {
 		return nil, false
 	}
 	p.mu.Lock()
@@ -121,7 +154,7 @@ func (b *Blocks) seek(ctx context.Context, key block.Key) (f *flight, came bool)
 }
 
 // seek gives the flight of a block, or the question where it is.
-func (p *Peers) seek(n *kvtier.Namespace, id name) (*flight, *question) {
+func (p *Peers) seek(n *kvtier.Namespace, id name, h *hope) (*flight, *question) {
 	anew := n.Recompute()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +170,7 @@ func (p *Peers) seek(n *kvtier.Namespace, id name) (*flight, *question) {
 		}
 		return p.flyLocked(n, id, at.remote, at.size, anew), nil
 	}
-	q := &question{space: n, name: id, began: p.now(), done: make(chan struct{})}
+	q := &question{space: n, name: id, hope: h, began: p.now(), done: make(chan struct{})}
 	if !p.askLocked(q, false) && !(p.opts.AllZones && p.askLocked(q, true)) {
 		return nil, nil // nobody is there to ask
 	}

@@ -149,9 +149,10 @@ func (c *caller) has(ctx context.Context, r request, space *kvtier.Namespace, sh
 	for i, size := range sizes {
 		if sizes[i] = max(0, size); sizes[i] > 0 {
 			c.server.totals.found.Add(1)
+		} else {
+			c.server.totals.notFound.Add(1)
 		}
 	}
-	c.server.totals.asked.Add(int64(len(sizes)))
 	answer := appendSizes(nil, r.number, sizes)
 	pace := ofServer.pace(c.server.opts.Limiter, 0)
 	until, err := pace.take(ctx, len(answer))

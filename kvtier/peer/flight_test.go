@@ -126,7 +126,7 @@ func TestARowThatIsFullIsAMiss(t *testing.T) {
 	r := p.remotes[0]
 	n := addTenant(t, newCache(t, 1<<20), kvtier.TenantSpec{Name: "a", Memory: 1 << 20})
 	for key := range rowLimit + 10 {
-		_, _ = p.seek(n, name{n.ID(), keyOf(key)})
+		_, _ = p.seek(n, name{n.ID(), keyOf(key)}, newHope())
 		p.flyLocked(n, name{n.ID(), keyOf(key)}, r, 1, gate.Recompute{})
 	}
 	if len(p.questions) != rowLimit || len(p.flights) != rowLimit || p.Stats().Full != 10 {

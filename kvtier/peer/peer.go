@@ -99,26 +99,27 @@ type name struct {
 
 // totals are figures of all peers.
 type totals struct {
-	asked, found, unanswered                     atomic.Int64
+	asked, found, notFound, unanswered           atomic.Int64
 	blocks, blockBytes, tokens                   atomic.Int64
 	absent, damaged, failed, gated, full, noRoom atomic.Int64
-	waits, waitedOut                             atomic.Int64
+	waited, waitedOut                            atomic.Int64
 	bytesIn, bytesOut, awaited                   atomic.Int64
 }
 
 // Stats are the figures since the start, but for those of now.
 type Stats struct {
-	// Asked are questions for one block each, Found those that any peer said yes
-	// to, Unanswered those that not all peers answered and none with yes.
-	Asked, Found, Unanswered int64
+	// Asked are keys in questions to one peer each. Found are blocks that any peer
+	// said to have, NotFound those that none has, Unanswered those that not all
+	// peers answered for and none said to have.
+	Asked, Found, NotFound, Unanswered int64
 	// Blocks came and were stored, of which Tokens need not be computed here.
 	Blocks, BlockBytes, Tokens int64
 	// Blocks that did not come: gone from the peer, not what was stored there, cut
 	// off, not worth it, too many in the row, no room here.
 	Absent, Damaged, Failed, Gated, Full, NoRoom int64
-	// Waits are Gets that waited for a block on its way, WaitedOut those of them
-	// that gave up.
-	Waits, WaitedOut int64
+	// Waited are Gets that waited for a block on its way until that ended, WaitedOut
+	// those that gave up.
+	Waited, WaitedOut int64
 	// BytesIn and BytesOut are all that went over the network, of class kv.
 	BytesIn, BytesOut int64
 	Awaited           units.Bytes // now
@@ -239,10 +240,10 @@ func (p *Peers) abandon() {
 func (p *Peers) Stats() Stats {
 	c := &p.totals
 	s := Stats{
-		Asked: c.asked.Load(), Found: c.found.Load(), Unanswered: c.unanswered.Load(),
+		Asked: c.asked.Load(), Found: c.found.Load(), NotFound: c.notFound.Load(), Unanswered: c.unanswered.Load(),
 		Blocks: c.blocks.Load(), BlockBytes: c.blockBytes.Load(), Tokens: c.tokens.Load(),
 		Absent: c.absent.Load(), Damaged: c.damaged.Load(), Failed: c.failed.Load(), Gated: c.gated.Load(), Full: c.full.Load(), NoRoom: c.noRoom.Load(),
-		Waits: c.waits.Load(), WaitedOut: c.waitedOut.Load(),
+		Waited: c.waited.Load(), WaitedOut: c.waitedOut.Load(),
 		BytesIn: c.bytesIn.Load(), BytesOut: c.bytesOut.Load(), Awaited: units.Bytes(c.awaited.Load()),
 	}
 	for _, r := range p.remotes {

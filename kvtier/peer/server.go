@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,7 +50,7 @@ type served struct {
 	connections                  atomic.Int64
 	accepted, refused, strangers atomic.Int64
 	protocol, slow               atomic.Int64
-	asked, found, absent         atomic.Int64
+	found, notFound, absent      atomic.Int64
 	blocks, blockBytes           atomic.Int64
 	bytesIn, bytesOut            atomic.Int64
 }
@@ -63,8 +64,9 @@ type ServerStats struct {
 	// Protocol counts connections closed for what they sent, Slow those closed
 	// because they did not take what they had asked for.
 	Protocol, Slow int64
-	// Asked are keys that others asked about, Found those that are here.
-	Asked, Found int64
+	// Found are blocks that others asked about and that are here, NotFound those
+	// that are not.
+	Found, NotFound int64
 	// Blocks were sent; Absent were asked for and not there any more.
 	Blocks, BlockBytes, Absent int64
 	// BytesIn and BytesOut are all that went over the network, of class kv.
@@ -84,7 +86,14 @@ func NewServer(opts ServerOptions) *Server {
 func (s *Server) Share(t *kvtier.Tenant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.shared = append(s.shared, t)
+	s.shared = append(slices.Clip(s.shared), t)
+}
+
+// Unshare ends that.
+func (s *Server) Unshare(t *kvtier.Tenant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shared = slices.DeleteFunc(slices.Clone(s.shared), func(o *kvtier.Tenant) bool { return o == t })
 }
 
 // Stats tells what happened.
@@ -92,7 +101,7 @@ func (s *Server) Stats() ServerStats {
 	c := &s.totals
 	return ServerStats{
 		Connections: c.connections.Load(), Accepted: c.accepted.Load(), Refused: c.refused.Load(), Strangers: c.strangers.Load(),
-		Protocol: c.protocol.Load(), Slow: c.slow.Load(), Asked: c.asked.Load(), Found: c.found.Load(),
+		Protocol: c.protocol.Load(), Slow: c.slow.Load(), Found: c.found.Load(), NotFound: c.notFound.Load(),
 		Blocks: c.blocks.Load(), BlockBytes: c.blockBytes.Load(), Absent: c.absent.Load(),
 		BytesIn: c.bytesIn.Load(), BytesOut: c.bytesOut.Load(),
 	}

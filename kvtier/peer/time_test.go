@@ -290,6 +290,54 @@ func TestAnAbsenceIsRememberedForSecondsAndNoLonger(t *testing.T) {
 	})
 }
 
+func TestNobodyWaitsForPeersThatHaveNothingUntilTheyHave(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		has := false
+		b := newBubble(t, Options{}, kvtier.TenantSpec{PrefillRate: 0.001}, func(conn net.Conn) {
+			converse(conn, func(r request, to net.Conn) bool {
+				if r.kind == kindHas {
+					time.Sleep(time.Millisecond)
+					if has {
+						return write(to, yes(r, 100))
+					}
+					return write(to, yes(r, 0))
+				}
+				data := content(int(r.entries[0].key.Group), 100)
+				return write(to, right(r, 0, data).append(nil), data)
+			})
+		})
+		defer b.end()
+		key := 0
+		took := func() time.Duration {
+			key++
+			began := time.Now()
+			b.Lookup(keyOf(key))
+			took := time.Since(began)
+			time.Sleep(10 * time.Millisecond)
+			return took
+		}
+		for range fullHope {
+			if d := took(); d != time.Millisecond {
+				t.Fatalf("lookup %d waited %v for an answer, want 1ms", key, d)
+			}
+		}
+		if d := took(); d != 0 {
+			t.Errorf("a lookup waited %v for peers that have nothing", d)
+		}
+		has = true
+		if d := took(); d != 0 {
+			t.Errorf("a lookup waited %v for peers that had nothing so far", d)
+		}
+		if size, ok := b.Namespace.Lookup(keyOf(key)); !ok || size != 100 {
+			t.Error("what a peer has did not come after all")
+		}
+		if d := took(); d != time.Millisecond {
+			t.Errorf("a lookup waited %v for a peer that has blocks, want 1ms", d)
+		}
+	})
+}
+
 func TestIdleConnectionsEndOnBothSides(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

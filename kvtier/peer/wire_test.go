@@ -107,7 +107,7 @@ func TestACallerWhoBreaksTheProtocolIsClosed(t *testing.T) {
 		c.ended()
 	}
 	giver.end()
-	if s := giver.server.Stats(); s.Protocol != 4 || s.Asked != 0 || s.Connections != 0 {
+	if s := giver.server.Stats(); s.Protocol != 4 || s.NotFound != 0 || s.Connections != 0 {
 		t.Errorf("%+v", s)
 	}
 }
