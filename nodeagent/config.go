@@ -64,7 +64,10 @@ type Listen struct {
 	Admin  string `yaml:"admin"`
 	// RESP is where clients of kv.tenants come, which give a password. Nothing
 	// listens there while there is no such tenant.
-	RESP   string `yaml:"resp"`
+	RESP string `yaml:"resp"`
+	// KVPeer is where other nodes get blocks of tenants that share them. Off
+	// loopback it wants certificates, whatever Insecure says.
+	KVPeer string `yaml:"kvPeer"`
 	Socket string `yaml:"socket"` // path of the unix socket; empty turns it off
 	// DataSocket is where the data role serves the control role, and DataAdmin
 	// its own admin listener, where the two run apart.
@@ -150,7 +153,7 @@ func Default() Config {
 			StallTimeout: units.Duration(30 * time.Second), ScrubEvery: units.Duration(7 * 24 * time.Hour),
 			ScrubRate: units.Rate(64 * units.MiB), KeepFree: units.GiB,
 		},
-		KV:     KV{Dir: identity.StateDir + "/kv", DriveWritesPerDay: 1, Admit: AdmitUsed, VerifyEvery: 64},
+		KV:     KV{Dir: identity.StateDir + "/kv", DriveWritesPerDay: 1, Admit: AdmitUsed, VerifyEvery: 64, PeerZones: PeersOwn},
 		Access: defaultAccess(),
 		Health: Health{StateDir: identity.StateDir + "/health"},
 
@@ -170,6 +173,7 @@ func (c Config) Validate() error {
 	c.Listen.validate(v, c.TLS)
 	c.KV.validate(v)
 	c.KV.validateRESP(v, c.Listen)
+	c.KV.validatePeers(v, c.Listen.KVPeer, c.TLS)
 	if c.TLS.set() {
 		v.Check(c.TLS.Cert != "" && c.TLS.Key != "" && c.TLS.CA != "", "tls", "wants all of cert, key and ca, or none")
 	}

@@ -45,6 +45,20 @@ type KV struct {
 	PrefillRate float64    `yaml:"prefillRate"`
 	BlockTokens int        `yaml:"blockTokens"`
 	Tenants     []KVTenant `yaml:"tenants"`
+	// Peers are other nodes, and perhaps this one, from which blocks of tenants come
+	// that say so. Zone is where this node is, PeerZones PeersOwn or PeersAll: whom
+	// it asks. PeerRate is of what Listen.KVPeer sends, 0 without a bound.
+	Peers     []KVPeer   `yaml:"peers"`
+	Zone      string     `yaml:"zone"`
+	PeerZones string     `yaml:"peerZones"`
+	PeerRate  units.Rate `yaml:"peerRate"`
+}
+
+// KVPeer is a node whose blocks this one may have.
+type KVPeer struct {
+	Name string `yaml:"name"` // of the node
+	Addr string `yaml:"addr"` // its listen.kvPeer, host:port
+	Zone string `yaml:"zone"`
 }
 
 // KVTenant is somebody who keeps blocks without a claim.
@@ -65,6 +79,8 @@ type KVTenant struct {
 	PrefillRate       float64 `yaml:"prefillRate"`
 	BlockTokens       int     `yaml:"blockTokens"`
 	EncryptionKeyFile string  `yaml:"encryptionKeyFile"` // 32 bytes or more
+	// Peers shares blocks with the tenant of the same name on kv.peers, both ways.
+	Peers bool `yaml:"peers"`
 }
 
 // What goes to NVMe.

@@ -14,8 +14,8 @@ import (
 
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/kvtier"
-	"github.com/hearth-dev/hearth/kvtier/block"
 	"github.com/hearth-dev/hearth/kvtier/resp"
+	"github.com/hearth-dev/hearth/units"
 )
 
 // kvSpace is the data role's KV: the space that claims reserve, the blocks of
@@ -27,6 +27,7 @@ type kvSpace struct {
 	log      *slog.Logger
 	cache    *kvtier.Cache // nil where no space is configured
 	server   *resp.Server
+	peering  kvPeering
 	// changing is taken to take another configuration; capacity 1.
 	changing chan struct{}
 	fill     fillKeeper
@@ -38,6 +39,7 @@ type kvSpace struct {
 	mu       sync.Mutex
 	config   KV                   // as it was taken last
 	problems []string             // that it has on this node
+	left     units.Bytes          // on the drives, of tenants that nobody serves
 	served   map[string]*kvServed // by kind and name
 	open     *kvServed            // of clients without a password on listen.resp; nil is none
 	creds    *resp.Credentials
@@ -66,9 +68,9 @@ func (k *kvSpace) settings() KV {
 
 // openKV opens the space and takes the blocks of all claims and tenants in,
 // before anybody is served.
-func openKV(config KV, capacity kvCapacity, log *slog.Logger) (_ *kvSpace, err error) {
+func openKV(config KV, capacity kvCapacity, peering kvPeering, log *slog.Logger) (_ *kvSpace, err error) {
 	k := &kvSpace{
-		capacity: capacity, config: config, log: log, server: resp.New(resp.Options{Log: log}), changing: make(chan struct{}, 1),
+		capacity: capacity, peering: peering, config: config, log: log, server: resp.New(resp.Options{Log: log}), changing: make(chan struct{}, 1),
 		served: map[string]*kvServed{}, creds: &resp.Credentials{}, labels: kvLabels{}, past: map[string]*kvSum{},
 	}
 	offered, _ := config.within(capacity, 0)
@@ -118,7 +120,7 @@ func (k *kvSpace) offer(ctx context.Context, config KV) {
 		problems = append(problems, "claims keep what they have: "+err.Error())
 	}
 	k.mu.Lock()
-	k.problems = problems
+	k.problems, k.left = problems, left
 	k.mu.Unlock()
 	if k.offers != nil {
 		k.offers()
@@ -127,7 +129,7 @@ func (k *kvSpace) offer(ctx context.Context, config KV) {
 
 // addClaim serves a claim's blocks on the socket in its directory.
 func (k *kvSpace) addClaim(ctx context.Context, r kvtier.Reservation) error {
-	served, err := k.serve(ctx, k.settings().claimSpec(r))
+	served, err := k.serve(ctx, k.settings().claimSpec(r), false)
 	if err != nil {
 		return err
 	}
@@ -155,7 +157,7 @@ func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
 	if err != nil {
 		return err
 	}
-	served, err := k.serve(ctx, spec)
+	served, err := k.serve(ctx, spec, t.Peers)
 	if err != nil {
 		return err
 	}
@@ -200,8 +202,9 @@ func (k *kvSpace) authenticate(user, password []byte) (*resp.Tenant, bool) {
 	return creds.Authenticate(user, password)
 }
 
-// serve gives a tenant of the cache and its side of the protocol.
-func (k *kvSpace) serve(ctx context.Context, spec kvtier.TenantSpec) (*kvServed, error) {
+// serve gives a tenant of the cache and its side of the protocol. share says that
+// its blocks are those of other nodes, too.
+func (k *kvSpace) serve(ctx context.Context, spec kvtier.TenantSpec, share bool) (*kvServed, error) {
 	tenant, err := k.cache.AddTenant(ctx, spec)
 	if err != nil {
 		return nil, err
@@ -213,14 +216,11 @@ func (k *kvSpace) serve(ctx context.Context, spec kvtier.TenantSpec) (*kvServed,
 	if served != nil && served.tenant == tenant {
 		return served, nil
 	}
-	n, err := tenant.Namespace(ctx, block.Identity{Format: resp.Format, Hash: resp.HashName})
+	protocol, err := resp.Open(ctx, tenant, func(n *kvtier.Namespace) resp.Store { return k.peering.join(n, share) })
 	if err != nil {
 		return nil, err
 	}
-	served = &kvServed{tenant: tenant, resp: resp.NewTenant(resp.TenantOptions{
-		Name: spec.Name, Blocks: blocks{n}, PinBytes: func() int64 { return int64(tenant.Stats().RAM.Budget) / 4 },
-		Count: func() int64 { return tenant.Stats().Total },
-	})}
+	served = &kvServed{tenant: tenant, resp: protocol}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.served[key] = served
@@ -292,6 +292,7 @@ func (k *kvSpace) run(ctx context.Context) error {
 	k.mu.Unlock()
 	group.Go(func() error { return k.cache.Run(running) })
 	group.Go(func() error { return k.watchFill(running) })
+	group.Go(func() error { return k.peering.run(running) })
 	err := group.Wait()
 	k.mu.Lock()
 	k.running = nil
@@ -366,32 +367,4 @@ func (k *kvSpace) Close() error {
 		err = errors.Join(err, k.cache.Close())
 	}
 	return errors.Join(err, k.Space.Close())
-}
-
-// blocks are a namespace as the protocol wants it.
-type blocks struct{ *kvtier.Namespace }
-
-var _ resp.Blocks = blocks{}
-
-func (b blocks) Pin(key block.Key) (resp.Pin, bool) {
-	if p, ok := b.Namespace.Pin(key); ok {
-		return p, true
-	}
-	return nil, false
-}
-
-func (b blocks) Get(ctx context.Context, key block.Key) (resp.Block, error) {
-	got, err := b.Namespace.Get(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	return got, nil
-}
-
-func (b blocks) Put(key block.Key, size int, parent block.Key, hasParent bool) (resp.Put, error) {
-	p, err := b.Namespace.Put(key, size, kvtier.PutOptions{Parent: parent, HasParent: hasParent})
-	if err != nil {
-		return nil, err
-	}
-	return p, nil
 }

@@ -49,6 +49,7 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 	k.config = next
 	tcp, open := k.tcp != nil, k.open
 	k.mu.Unlock()
+	k.peering.setRate(next.PeerRate)
 	if next.DriveWritesPerDay != before.DriveWritesPerDay {
 		err = k.cache.SetWritesPerDay(next.DriveWritesPerDay)
 	}
@@ -107,6 +108,9 @@ func (k KV) with(want KV) (KV, []string) {
 	keep("kv.drives", !slices.Equal(k.Drives, want.Drives), func() { next.Drives = k.Drives })
 	keep("kv.driveCapacity", k.DriveCapacity != want.DriveCapacity, func() { next.DriveCapacity = k.DriveCapacity })
 	keep("kv.driveEndurance", k.DriveEndurance != want.DriveEndurance, func() { next.DriveEndurance = k.DriveEndurance })
+	keep("kv.peers", !slices.Equal(k.Peers, want.Peers), func() { next.Peers = k.Peers })
+	keep("kv.zone", k.Zone != want.Zone, func() { next.Zone = k.Zone })
+	keep("kv.peerZones", or(k.PeerZones, PeersOwn) != or(want.PeerZones, PeersOwn), func() { next.PeerZones = k.PeerZones })
 	keep("kv.verifyEvery", k.VerifyEvery != want.VerifyEvery, func() { next.VerifyEvery = k.VerifyEvery })
 	keep("kv.driveWritesPerDay from or to 0", (k.DriveWritesPerDay == 0) != (want.DriveWritesPerDay == 0), func() {
 		next.DriveWritesPerDay = k.DriveWritesPerDay
@@ -122,6 +126,7 @@ func (k KV) with(want KV) (KV, []string) {
 		keep(field+"anonymous", was.Anonymous != t.Anonymous, func() { t.Anonymous = was.Anonymous })
 		keep(field+"socket", was.Socket != t.Socket, func() { t.Socket = was.Socket })
 		keep(field+"encryptionKeyFile", was.EncryptionKeyFile != t.EncryptionKeyFile, func() { t.EncryptionKeyFile = was.EncryptionKeyFile })
+		keep(field+"peers", was.Peers != t.Peers, func() { t.Peers = was.Peers })
 		keep(field+"nvme from or to 0", (was.NVMe == 0) != (t.NVMe == 0), func() { t.NVMe = was.NVMe })
 	}
 	return next, late
@@ -197,6 +202,7 @@ func (k *kvSpace) detach(ctx context.Context, name string) error {
 		return fmt.Errorf("detach KV tenant %s: %w", name, err)
 	}
 	k.forget(key)
+	k.peering.leave(served.tenant)
 	k.mu.Lock()
 	err := k.renewCredentialsLocked()
 	k.mu.Unlock()

@@ -37,7 +37,7 @@ func newKV(t *testing.T) KV {
 // openedKV opens and runs a KV space until the test ends.
 func openedKV(t *testing.T, c KV, capacity kvCapacity) *kvSpace {
 	t.Helper()
-	k, err := openKV(c, capacity, slog.New(slog.DiscardHandler))
+	k, err := openKV(c, capacity, kvPeering{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

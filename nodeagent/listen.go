@@ -40,9 +40,7 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 			servers = nil
 		}
 	}()
-	files := identity.Files{Cert: a.config.TLS.Cert, Key: a.config.TLS.Key, CA: a.config.TLS.CA, Failed: func(err error) {
-		a.log.Error("certificates not reloaded", slog.Any("error", err))
-	}}
+	files := a.certificateFiles()
 	l := a.config.Listen
 	if a.runs(RoleData) && a.config.apart() {
 		s, err := a.listenData(ctx)
@@ -83,6 +81,13 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		}
 		servers = append(servers, a.respServer(ctx, listener))
 	}
+	if l.KVPeer != "" && a.runs(RoleData) && a.space.cache != nil {
+		listener, err := identity.ListenTCP(ctx, l.KVPeer, identity.StalledTimeout)
+		if err != nil {
+			return servers, fmt.Errorf("listen for kvPeer: %w", err)
+		}
+		servers = append(servers, a.kvPeerServer(ctx, listener))
+	}
 	if l.Report != "" && a.runs(RoleControl) {
 		s, err := a.listenReport(ctx, l.Report, files)
 		if err != nil {
@@ -91,6 +96,13 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		servers = append(servers, s)
 	}
 	return servers, nil
+}
+
+// certificateFiles are those of the configuration.
+func (a *Agent) certificateFiles() identity.Files {
+	return identity.Files{Cert: a.config.TLS.Cert, Key: a.config.TLS.Key, CA: a.config.TLS.CA, Failed: func(err error) {
+		a.log.Error("certificates not reloaded", slog.Any("error", err))
+	}}
 }
 
 // listenData binds the data role's socket: the control role's calls, and those

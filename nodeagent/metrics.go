@@ -65,7 +65,7 @@ func (a *Agent) registry() *prometheus.Registry {
 
 // Describe implements prometheus.Collector.
 func (metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range slices.Concat(allDescs, kvDescs, clusterDescs) {
+	for _, d := range slices.Concat(allDescs, kvDescs, kvPeerDescs, clusterDescs) {
 		ch <- d
 	}
 }

@@ -91,6 +91,7 @@ func (k *kvSpace) collect(gauge gaugeFunc, counter counterFunc) {
 	if wear.Known {
 		gauge(descKVDays, wear.DaysLeft)
 	}
+	k.peering.collect(gauge, counter)
 	for label, sum := range k.figures() {
 		sum.collect(label, gauge, counter)
 	}
@@ -128,7 +129,10 @@ func (k *kvSpace) collectSpace(gauge gaugeFunc) {
 		gauge(descKVRoom, float64(of.memory), kvtier.TierRAM.String(), of.what)
 		gauge(descKVRoom, float64(of.nvme), kvtier.TierNVMe.String(), of.what)
 	}
-	gauge(descKVLeft, float64(k.leftBytes()))
+	k.mu.Lock()
+	left := k.left
+	k.mu.Unlock()
+	gauge(descKVLeft, float64(left))
 }
 
 // collect tells of the tenants of one label.

@@ -70,14 +70,19 @@ func (a *Agent) buildData() error {
 	if scrub == 0 {
 		scrub = -1
 	}
+	limiter := weightcache.NewLimiter(w.Rate)
 	a.puller, err = weightcache.NewPuller(weightcache.PullerOptions{
-		Store: a.store, Sources: rules, Limiter: weightcache.NewLimiter(w.Rate), SegmentSize: w.SegmentSize, Streams: w.Streams,
+		Store: a.store, Sources: rules, Limiter: limiter, SegmentSize: w.SegmentSize, Streams: w.Streams,
 		StallTimeout: w.StallTimeout.Std(), ScrubEvery: scrub, ScrubRate: w.ScrubRate, Log: a.log,
 	})
 	if err != nil {
 		return err
 	}
-	a.space, err = openKV(a.config.KV, capacityOf(a.config), a.log)
+	peering, err := a.newKVPeering(limiter)
+	if err != nil {
+		return err
+	}
+	a.space, err = openKV(a.config.KV, capacityOf(a.config), peering, a.log)
 	if err != nil {
 		return err
 	}
