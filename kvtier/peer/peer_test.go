@@ -247,3 +247,18 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Errorf("refused are %d", s.Refused)
 	}
 }
+
+func TestATenantThatSharesNoMoreLooksLikeNothingAtOnce(t *testing.T) {
+	t.Parallel()
+	giver := newGiver(t, ServerOptions{})
+	store(t, giver.Namespace, keyOf(1), content(1, 100))
+	c := call(t, giver)
+	for number, want := range []int{100, 0} {
+		c.send(request{kindHas, uint32(number + 1), giver.ID(), []entry{{key: keyOf(1)}}}.append(nil))
+		sizes := make([]int, 1)
+		if err := parseSizes(c.read(hasSize+4), uint32(number+1), sizes); err != nil || sizes[0] != want {
+			t.Errorf("told %d bytes, want %d: %v", sizes[0], want, err)
+		}
+		giver.server.Unshare(giver.Tenant())
+	}
+}

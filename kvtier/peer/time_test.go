@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,7 @@ import (
 // bubble of synctest.
 type bubble struct {
 	*Blocks
-	dials int
+	dials atomic.Int64
 	end   func()
 }
 
@@ -27,11 +28,8 @@ func newBubble(t *testing.T, opts Options, spec kvtier.TenantSpec, handle func(c
 	t.Helper()
 	b := &bubble{}
 	var all sync.WaitGroup
-	var mu sync.Mutex
 	opts.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		mu.Lock()
-		b.dials++
-		mu.Unlock()
+		b.dials.Add(1)
 		if handle == nil {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
@@ -104,8 +102,8 @@ func TestAPeerThatFailsIsAskedEverMoreSeldom(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		// After 1, 2, 4, 8, 16 and then 30 seconds, in ten minutes.
-		if b.dials < 20 || b.dials > 30 {
-			t.Errorf("it was called %d times in ten minutes", b.dials)
+		if n := b.dials.Load(); n < 20 || n > 30 {
+			t.Errorf("it was called %d times in ten minutes", n)
 		}
 	})
 }
@@ -260,12 +258,13 @@ func TestWhatIsKnownIsForgottenWithTimeAndFailures(t *testing.T) {
 func TestAnAbsenceIsRememberedForSecondsAndNoLonger(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		questions, has := 0, false
+		var questions atomic.Int64
+		var has atomic.Bool
 		b := newBubble(t, Options{}, kvtier.TenantSpec{PrefillRate: 0.001}, func(conn net.Conn) {
 			converse(conn, func(r request, to net.Conn) bool {
 				if r.kind == kindHas {
-					questions++
-					if has {
+					questions.Add(1)
+					if has.Load() {
 						return write(to, yes(r, 100))
 					}
 					return write(to, yes(r, 0))
@@ -279,10 +278,10 @@ func TestAnAbsenceIsRememberedForSecondsAndNoLonger(t *testing.T) {
 			b.Lookup(keyOf(1))
 			synctest.Wait()
 		}
-		if questions != 1 {
-			t.Errorf("asked %d times for what is absent", questions)
+		if n := questions.Load(); n != 1 {
+			t.Errorf("asked %d times for what is absent", n)
 		}
-		has = true
+		has.Store(true)
 		time.Sleep(absentFor)
 		if got := gotten(t, b.Blocks, keyOf(1)); !bytes.Equal(got, content(1, 100)) {
 			t.Error("it is absent for ever")
@@ -293,12 +292,12 @@ func TestAnAbsenceIsRememberedForSecondsAndNoLonger(t *testing.T) {
 func TestNobodyWaitsForPeersThatHaveNothingUntilTheyHave(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		has := false
+		var has atomic.Bool
 		b := newBubble(t, Options{}, kvtier.TenantSpec{PrefillRate: 0.001}, func(conn net.Conn) {
 			converse(conn, func(r request, to net.Conn) bool {
 				if r.kind == kindHas {
 					time.Sleep(time.Millisecond)
-					if has {
+					if has.Load() {
 						return write(to, yes(r, 100))
 					}
 					return write(to, yes(r, 0))
@@ -325,7 +324,7 @@ func TestNobodyWaitsForPeersThatHaveNothingUntilTheyHave(t *testing.T) {
 		if d := took(); d != 0 {
 			t.Errorf("a lookup waited %v for peers that have nothing", d)
 		}
-		has = true
+		has.Store(true)
 		if d := took(); d != 0 {
 			t.Errorf("a lookup waited %v for peers that had nothing so far", d)
 		}
