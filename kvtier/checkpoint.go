@@ -230,6 +230,10 @@ func (t *Tenant) checkpoint(ctx context.Context) {
 		return
 	}
 	began := time.Now()
+	if err := t.settleTwice(ctx); err != nil { // the index knows one of the two only
+		t.log.Warn("the checkpoint was not written", slog.Any("error", err))
+		return
+	}
 	data := t.snapshot(drive).encode()
 	t.saving <- struct{}{}
 	defer func() { <-t.saving }()

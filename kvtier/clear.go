@@ -78,7 +78,7 @@ func (t *Tenant) wipeLocked() {
 	for _, q := range t.queue {
 		t.releaseLocked(q.hold)
 	}
-	t.queue, t.waiting = nil, 0
+	t.queue, t.waiting, t.twice = nil, 0, nil
 	t.dropPinsLocked(t.pinsLocked())
 	for print, e := range t.ending {
 		if e.trying == nil { // who tries finds that the drive is another, or none

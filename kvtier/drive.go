@@ -7,7 +7,6 @@ import (
 	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -70,14 +69,9 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 	t.pins = pins
 	t.keepPinsLocked()
 	t.mu.Unlock()
-	if len(r.twice) > 0 {
-		if err := drive.Delete(context.Background(), r.twice); err != nil {
-			t.forgetDrive()
-			return errors.Join(err, drive.Close())
-		}
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.twice = r.twice
 	t.recovery, t.recovered = time.Since(began), r.count
 	if r.count > 0 {
 		t.log.Info("blocks on the drives are taken in", slog.Int64("blocks", r.count), slog.Duration("took", t.recovery))

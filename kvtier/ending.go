@@ -53,6 +53,7 @@ func (t *Tenant) void(ctx context.Context, prints []index.Print) error {
 			stones = append(stones, segment.Tombstone{Namespace: e.space, Key: e.key})
 		}
 	}
+	stones = append(stones, t.twice...) // to make room for the others may cost one of the two
 	t.mu.Unlock()
 	err := error(ErrRemoved)
 	if drive != nil {
@@ -74,6 +75,7 @@ func (t *Tenant) void(ctx context.Context, prints []index.Print) error {
 	}
 	switch {
 	case err == nil:
+		t.endedTwiceLocked(drive)
 		return nil
 	case t.gone:
 		return ErrRemoved
@@ -112,5 +114,32 @@ func (t *Tenant) settle(ctx context.Context) error {
 			return err
 		}
 		t.log.Info("blocks are ended on the drives now that could not be before", slog.Int("blocks", len(prints)))
+	}
+}
+
+// settleTwice ends the older record of keys that a start found at two places with
+// the same bytes: else it might outlive the other, unknown to the index, and come
+// back over other bytes. It is called before anything is written or given up, and
+// not at the start: a process that only reads, or is killed on its way up, then
+// takes no segment for it.
+func (t *Tenant) settleTwice(ctx context.Context) error {
+	t.mu.Lock()
+	list, drive := t.twice, t.drive
+	t.mu.Unlock()
+	if len(list) == 0 || drive == nil {
+		return nil
+	}
+	if err := drive.Delete(ctx, list); err != nil {
+		return fmt.Errorf("end blocks that are on the drives twice: %w", err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.endedTwiceLocked(drive)
+	return nil
+}
+
+func (t *Tenant) endedTwiceLocked(drive *segment.Log) {
+	if t.drive == drive {
+		t.twice = nil
 	}
 }

@@ -56,8 +56,11 @@ type Tenant struct {
 	writing map[index.ID]chan struct{} // in the writer's hands; closed when done
 	loads   map[index.Print]*load
 	ending  map[index.Print]*ending // keys whose records are not void yet
-	pins    map[pinName]*held       // by people
-	reads   uint32                  // counts reads from RAM, for the sample
+	// twice are keys that a start found at two places, and up to where they are to
+	// be void; see settleTwice.
+	twice []segment.Tombstone
+	pins  map[pinName]*held // by people
+	reads uint32            // counts reads from RAM, for the sample
 	// What taking in the drives' blocks came to.
 	recovery  time.Duration
 	recovered int64
@@ -132,6 +135,9 @@ func (t *Tenant) open(ctx context.Context, spec TenantSpec) error {
 		}
 	}
 	if opened && t.drive != nil && before.NVMe != spec.NVMe {
+		if err := t.settleTwice(ctx); err != nil {
+			return err
+		}
 		if err := t.drive.SetBytes(ctx, int64(spec.NVMe)); err != nil {
 			return err
 		}

@@ -105,6 +105,15 @@ func (t *Tenant) writeSome(ctx context.Context) (more bool, err error) {
 	if err := t.settle(ctx); err != nil {
 		return false, fmt.Errorf("end blocks on the drives: %w", err)
 	}
+	t.mu.Lock()
+	idle := len(t.queue) == 0
+	t.mu.Unlock()
+	if idle {
+		return false, nil
+	}
+	if err := t.settleTwice(ctx); err != nil {
+		return false, err
+	}
 	batch, writes, drive := t.take()
 	if len(batch) == 0 {
 		return false, nil
