@@ -1,0 +1,154 @@
+package kvtier
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/hearth-dev/hearth/kvtier/segment"
+	"github.com/hearth-dev/hearth/units"
+)
+
+// recordOf is what the log says of a key that is on a drive.
+func recordOf(t *testing.T, n *Namespace, key int) segment.Record {
+	t.Helper()
+	n.tenant.mu.Lock()
+	loc := n.tenant.locLocked(n.tenant.index.Find(n.print(keyOf(key))))
+	n.tenant.mu.Unlock()
+	r, err := n.tenant.drive.Stat(t.Context(), loc, n.id, keyOf(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestWhatIsSaidOfAnotherPlaceOfABlockChangesNothing(t *testing.T) {
+	t.Parallel()
+	c := onDrive(t, t.TempDir())
+	defer closeCache(t, c)
+	n := addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true})
+	for key := range 2 {
+		mustPut(t, n, key, content(key, 0, 50_000))
+	}
+	drain(t, n.tenant)
+	r, other := recordOf(t, n, 0), recordOf(t, n, 1)
+	elsewhere := r
+	elsewhere.Loc = other.Loc
+	n.tenant.dropped(elsewhere)
+	n.tenant.moved(elsewhere, other)
+	if got := recordOf(t, n, 0); got != r {
+		t.Errorf("the block lies at %v now, and not at %v", got.Loc, r.Loc)
+	}
+	if keep := n.tenant.keep(t.Context(), []segment.Record{elsewhere, r}); keep[0] {
+		t.Error("a record is kept that is not the block's")
+	}
+	n.tenant.dropped(r)
+	if s := n.tenant.Stats(); s.NVMe.Blocks != 1 {
+		t.Errorf("%d blocks are on the drive, want the other one", s.NVMe.Blocks)
+	}
+}
+
+func TestAnotherKeyOfTheSameFingerprintIsAMiss(t *testing.T) {
+	t.Parallel()
+	c := onDrive(t, t.TempDir())
+	defer closeCache(t, c)
+	n := addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true})
+	tenant := n.tenant
+	p, err := n.Put(keyOf(2), 100, PutOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(p.Bytes(), content(2, 0, 100))
+	p.Fill(100)
+	tenant.mu.Lock()
+	p.enterLocked(0, n.print(keyOf(1)), sumOf(content(2, 0, 100)), false) // as if both had one
+	tenant.mu.Unlock()
+	if got := get(t, n, 1); got != nil {
+		t.Error("a key gives another's block from RAM")
+	}
+	drain(t, tenant)
+	tenant.mu.Lock()
+	tenant.evictLocked()
+	tenant.mu.Unlock()
+	if got := get(t, n, 1); got != nil {
+		t.Error("a key gives another's block from the drive")
+	}
+}
+
+func TestABlockThatLeftWhileItWasWrittenIsNotSaidToBeOnTheDrive(t *testing.T) {
+	t.Parallel()
+	c := onDrive(t, t.TempDir())
+	defer closeCache(t, c)
+	n := addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true})
+	mustPut(t, n, 1, content(1, 0, 50_000))
+	batch, writes, drive := n.tenant.take()
+	n.tenant.mu.Lock()
+	id := n.tenant.index.Find(n.print(keyOf(1)))
+	n.tenant.leaveLocked(id) // as where its bytes in RAM are damaged
+	n.tenant.index.Drop(id)
+	n.tenant.mu.Unlock()
+	locs, err := drive.Append(t.Context(), writes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, n, 1, content(1, 1, 50_000)) // other bytes came, in the same entry
+	n.tenant.written(batch, writes, locs, nil)
+	if got := get(t, n, 1); !bytes.Equal(got, content(1, 1, 50_000)) {
+		t.Error("the new bytes are not found")
+	}
+	n.tenant.mu.Lock()
+	loc := n.tenant.locLocked(n.tenant.index.Find(n.print(keyOf(1))))
+	n.tenant.mu.Unlock()
+	if loc == locs[0] {
+		t.Error("the new block is said to lie where the old one was written")
+	}
+}
+
+func TestNobodyIsTakenMoreThanWhatIsBeyondItsOwn(t *testing.T) {
+	t.Parallel()
+	c := newCache(t, 4*units.MiB)
+	lender := addTenant(t, c, TenantSpec{Name: "lender", Memory: 2 * units.MiB, MemoryLimit: 4 * units.MiB})
+	asking := addTenant(t, c, TenantSpec{Name: "asking", Memory: units.MiB, MemoryLimit: 4 * units.MiB})
+	for key := range 34 { // two blocks beyond its own
+		mustPut(t, lender, key, content(key, 0, 64<<10))
+	}
+	// More than what is beyond is asked for at once.
+	c.reclaim(asking.tenant, 1<<20)
+	if s := lender.tenant.Stats(); s.RAM.Used != 2*units.MiB {
+		t.Errorf("%s are left of 2 MiB of its own", s.RAM.Used)
+	}
+}
+
+func TestBlocksOfASegmentThatIsGoneAreNotBelievedToBeThere(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := onDrive(t, dir)
+	spec := TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true}
+	n := addTenant(t, c, spec)
+	for key := range 20 {
+		mustPut(t, n, key, content(key, 0, 400_000))
+		drain(t, n.tenant)
+	}
+	n.tenant.flush(t.Context())
+	closeCache(t, c)
+	list, err := filepath.Glob(filepath.Join(dir, blocksDir, "*", "*.seg"))
+	if err != nil || len(list) < 2 {
+		t.Fatalf("%d segments: %v", len(list), err)
+	}
+	if err := os.Remove(list[0]); err != nil {
+		t.Fatal(err)
+	}
+	c = onDrive(t, dir)
+	defer closeCache(t, c)
+	n = addTenant(t, c, spec)
+	told, found := n.tenant.Stats().NVMe.Blocks, int64(0)
+	for key := range 20 {
+		if got := get(t, n, key); got != nil {
+			found++
+		}
+	}
+	if told != found || found == 0 || found == 20 {
+		t.Errorf("%d blocks are told, %d are found", told, found)
+	}
+}
