@@ -148,14 +148,14 @@ func (k *kvTorture) round(ctx context.Context, n int, dice *rand.Rand) error {
 }
 
 // sealed lists what has to be back, by tenant.
-func (k *kvTorture) sealed() ([][]int, error) {
-	var list [][]int
+func (k *kvTorture) sealed() ([][]kvload.Sealed, error) {
+	var list [][]kvload.Sealed
 	for _, t := range k.tenants {
-		keys, err := t.Sealed(k.dir)
+		blocks, err := t.Sealed(k.dir)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, keys)
+		list = append(list, blocks)
 	}
 	return list, nil
 }
@@ -188,7 +188,7 @@ func (k *kvTorture) start(ctx context.Context, dice *rand.Rand) error {
 
 // check reads every key of an agent that just started: nothing is wrong, and of
 // what was sealed hardly anything is missing.
-func (k *kvTorture) check(ctx context.Context, sealed [][]int) error {
+func (k *kvTorture) check(ctx context.Context, sealed [][]kvload.Sealed) error {
 	for i, t := range k.tenants {
 		c, err := t.Dial(ctx, i > 0)
 		if err != nil {
@@ -196,19 +196,22 @@ func (k *kvTorture) check(ctx context.Context, sealed [][]int) error {
 		}
 		defer c.Close()
 		back := 0
-		for _, key := range sealed[i] {
-			found, err := t.Get(c, key)
+		var lost []string
+		for _, s := range sealed[i] {
+			found, err := t.Get(c, s.Key)
 			if err != nil {
 				return fmt.Errorf("after start: %w", err)
 			}
 			if found {
 				back++
+				continue
 			}
+			lost = append(lost, fmt.Sprintf("key %d in %s, reused %t", s.Key, filepath.Base(s.Path), s.Reused()))
 		}
 		k.summary.Sealed += len(sealed[i])
 		k.summary.Back += back
 		if back*100 < len(sealed[i])*99 {
-			return fmt.Errorf("tenant %s: of %d blocks in sealed segments %d are back: %w", t.Name, len(sealed[i]), back, errLost)
+			return fmt.Errorf("tenant %s: of %d blocks in sealed segments %d are back: %w: %q", t.Name, len(sealed[i]), back, errLost, lost)
 		}
 		for key := range t.Keys {
 			if _, err := t.Get(c, key); err != nil {
