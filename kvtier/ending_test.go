@@ -339,3 +339,47 @@ func TestATenantThatCouldNotBeClearedStoresNothingUntilItIs(t *testing.T) {
 		t.Error("what was cleared came back")
 	}
 }
+
+func TestOtherBytesWaitForTheWriterThatHasTheOnesBefore(t *testing.T) {
+	t.Parallel()
+	for name, then := range map[string]func(ctx context.Context, n *Namespace) error{
+		"put": func(ctx context.Context, n *Namespace) error {
+			return put(ctx, n, keyOf(3), content(3, 2, 50_000), PutOptions{})
+		},
+		"delete": func(ctx context.Context, n *Namespace) error {
+			_, err := n.Delete(ctx, keyOf(3))
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 1)
+				mustPut(t, w.spaces[0], 3, content(3, 1, 50_000))
+				tenant := w.tenant()
+				batch, writes, drive := tenant.take()
+				var done atomic.Bool
+				ended := make(chan error, 1)
+				go func() { err := then(t.Context(), w.spaces[0]); done.Store(true); ended <- err }()
+				synctest.Wait()
+				if done.Load() {
+					t.Error("done while the old bytes are on their way to the drive")
+				}
+				locs, err := drive.Append(t.Context(), writes)
+				tenant.written(batch, writes, locs, err)
+				if err := errors.Join(err, <-ended); err != nil {
+					t.Fatal(err)
+				}
+				w.kill()
+				w.fs.Revive()
+				w.open()
+				if got := get(t, w.spaces[0], 3); bytes.Equal(got, content(3, 1, 50_000)) {
+					t.Error("the old bytes came back")
+				}
+				if err := w.cache.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

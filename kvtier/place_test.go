@@ -152,3 +152,43 @@ func TestBlocksOfASegmentThatIsGoneAreNotBelievedToBeThere(t *testing.T) {
 		t.Errorf("%d blocks are told, %d are found", told, found)
 	}
 }
+
+func TestASegmentCanGoAfterItsPinsAreReleased(t *testing.T) {
+	t.Parallel()
+	c := onDrive(t, t.TempDir(), func(o *CacheOptions) { o.Memory = units.MiB })
+	defer closeCache(t, c)
+	spec := TenantSpec{Name: "a", Memory: units.MiB, NVMe: 40 * units.MiB, AdmitAll: true}
+	n := addTenant(t, c, spec)
+	for key := range 40 {
+		mustPut(t, n, key, content(key, 0, 300_000))
+		drain(t, n.tenant)
+	}
+	pin, ok := n.Pin(keyOf(1))
+	if !ok {
+		t.Fatal("no pin")
+	}
+	spec.NVMe = 4 * units.MiB
+	addTenant(t, c, spec)
+	if s := n.tenant.Stats(); s.NVMe.Used <= s.NVMe.Budget || get(t, n, 1) == nil {
+		t.Errorf("%s are used of %s, the pinned block is there: %t", s.NVMe.Used, s.NVMe.Budget, get(t, n, 1) != nil)
+	}
+	pin.Release()
+	mustPut(t, n, 100, content(100, 0, 300_000))
+	drain(t, n.tenant)
+	if s := n.tenant.Stats(); s.NVMe.Used > s.NVMe.Budget {
+		t.Errorf("%s are used of %s, and nobody pins anything", s.NVMe.Used, s.NVMe.Budget)
+	}
+}
+
+func TestAFlushSealsWhatItWrote(t *testing.T) {
+	t.Parallel()
+	c := onDrive(t, t.TempDir())
+	defer closeCache(t, c)
+	n := addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB})
+	mustPut(t, n, 1, content(1, 0, 300_000))
+	n.tenant.flush(t.Context())
+	list := n.tenant.drive.Segments()
+	if len(list) != 1 || !list[0].Sealed || n.tenant.Stats().NVMe.Blocks != 1 {
+		t.Errorf("after a flush there are the segments %+v", list)
+	}
+}
