@@ -154,14 +154,15 @@ func (c *caller) has(ctx context.Context, r request, space *kvtier.Namespace, sh
 		}
 	}
 	answer := appendSizes(nil, r.number, sizes)
-	pace := ofServer.pace(c.server.opts.Limiter, 0)
-	until, err := pace.take(ctx, len(answer))
-	if err != nil {
+	_ = c.conn.SetWriteDeadline(time.Now().Add(ofServer.piece))
+	if _, err := c.conn.Write(answer); err != nil {
 		return err
 	}
-	_ = c.conn.SetWriteDeadline(until)
-	_, err = c.conn.Write(answer)
-	return err
+	if c.server.opts.Limiter != nil {
+		// Somebody waits for so little: it goes, and what comes next waits for it.
+		return c.server.opts.Limiter.WaitN(ctx, len(answer))
+	}
+	return nil
 }
 
 // get answers with blocks.
