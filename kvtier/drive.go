@@ -52,8 +52,8 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 	c := t.cache
 	drive, err := segment.Open(segment.Options{
 		FS: c.fs, Dirs: t.drivePaths(), Tenant: t.id, Bytes: int64(spec.NVMe), SegmentSize: c.opts.SegmentSize, LargestBlock: largestOn(spec.NVMe),
-		Direct: !c.opts.Buffered,
-		AEAD:   aead, Log: t.log,
+		Direct: !c.opts.Buffered, After: before.lastSeq,
+		AEAD: aead, Log: t.log,
 		Namespaces: func(id block.Namespace) bool { _, ok := t.place(id, known); return ok },
 		Covered:    r.covers, Ended: r.void, Recovered: r.found,
 		Reclaim: t.keep, Moved: t.moved, Dropped: t.dropped,

@@ -192,3 +192,87 @@ func TestAFlushSealsWhatItWrote(t *testing.T) {
 		t.Errorf("after a flush there are the segments %+v", list)
 	}
 }
+
+func TestATombstoneThatMovedOnEndsNothingThatWasStoredAfterIt(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := onDrive(t, dir)
+	spec := TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true}
+	n := addTenant(t, c, spec)
+	next := 100
+	fill := func(until func() bool) {
+		for ; !until(); next++ {
+			mustPut(t, n, next, content(next, 0, 100_000))
+			drain(t, n.tenant)
+		}
+	}
+	more := func(than int) { fill(func() bool { return len(n.tenant.drive.Segments()) > than }) }
+	mustPut(t, n, 2, content(2, 0, 50_000))
+	drain(t, n.tenant)
+	pin, ok := n.Pin(keyOf(2)) // the oldest segment stays, and so what ends blocks in it
+	if !ok {
+		t.Fatal("no pin")
+	}
+	held, ok := n.tenant.drive.Pin(recordOf(t, n, 2).Loc)
+	if !ok {
+		t.Fatal("its segment cannot be pinned")
+	}
+	mustPut(t, n, 1, content(1, 0, 50_000))
+	drain(t, n.tenant)
+	more(1)
+	if _, err := n.Delete(t.Context(), keyOf(1)); err != nil {
+		t.Fatal(err)
+	}
+	more(2)
+	mustPut(t, n, 1, content(1, 1, 50_000))
+	more(4)
+	n.tenant.checkpoint(t.Context())
+	fill(func() bool { return n.tenant.drive.Stats().Reclaimed > 0 })
+	pin.Release()
+	held()
+	closeCache(t, c)
+	c = onDrive(t, dir)
+	defer closeCache(t, c)
+	if got := get(t, addTenant(t, c, spec), 1); !bytes.Equal(got, content(1, 1, 50_000)) {
+		t.Error("the block that was stored after its end is lost")
+	}
+}
+
+func TestWhatEndedAfterACheckpointThatCountedUnwrittenRecordsStaysEnded(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	var wear WearOptions
+	open := func() (*Cache, *Namespace) {
+		c := onDrive(t, dir, func(o *CacheOptions) { o.Wear = wear })
+		return c, addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true})
+	}
+	c, n := open()
+	mustPut(t, n, 1, content(1, 0, 50_000))
+	n.tenant.flush(t.Context())
+	closeCache(t, c)
+	wear = WearOptions{WritesPerDay: 1, Capacity: 1} // refuses all, and sequence numbers are taken for it
+	c, n = open()
+	for key := 10; key < 40; key++ {
+		mustPut(t, n, key, content(key, 0, 1000))
+		drain(t, n.tenant)
+	}
+	if _, err := n.Delete(t.Context(), keyOf(2), keyOf(3)); err != nil {
+		t.Fatal(err)
+	}
+	n.tenant.checkpointed.Store(-1) // as where anything was written
+	n.tenant.checkpoint(t.Context())
+	closeCache(t, c)
+	c, n = open()
+	if get(t, n, 1) == nil {
+		t.Fatal("the block is lost")
+	}
+	if removed, err := n.Delete(t.Context(), keyOf(1)); removed != 1 || err != nil {
+		t.Fatalf("%d blocks ended: %v", removed, err)
+	}
+	closeCache(t, c)
+	c, n = open()
+	defer closeCache(t, c)
+	if get(t, n, 1) != nil {
+		t.Error("a block comes back that was ended")
+	}
+}

@@ -82,6 +82,7 @@ func (l *Log) start() error {
 		return err
 	}
 	l.settle(looks, window)
+	l.seq = max(l.seq, o.After)
 	if err := l.commit(); err != nil {
 		return err
 	}

@@ -33,6 +33,9 @@ type Options struct {
 	Direct bool
 	// Depth is how many reads a drive gets at once; others wait.
 	Depth int
+	// After is a sequence number that was given before, whether or not its record is
+	// on a drive: later ones are greater. It is what LastSeq said to who remembers it.
+	After uint64
 	// AEAD encrypts payloads, nil for none. Blocks that were written the other way
 	// are dropped at the start.
 	AEAD cipher.AEAD
