@@ -26,7 +26,7 @@ func benchServer(b *testing.B) map[string]string {
 	if err != nil {
 		b.Fatal(err)
 	}
-	tenant, err := Open(b.Context(), of)
+	tenant, err := Open(b.Context(), of, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

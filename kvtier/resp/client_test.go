@@ -181,5 +181,8 @@ func (c *client) closed() {
 
 // tenantOf is a tenant with a tier of its own.
 func tenantOf(name string, m *memory) *Tenant {
-	return NewTenant(TenantOptions{Name: name, Blocks: m, PinBytes: func() int64 { return int64(m.limit / 4) }, Count: m.count})
+	return NewTenant(TenantOptions{
+		Name: name, Blocks: m,
+		PinBytes: func() int64 { return int64(m.limit / 4) }, HoldBytes: func() int64 { return int64(m.limit / 2) }, Count: m.count,
+	})
 }

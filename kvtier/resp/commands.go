@@ -149,10 +149,10 @@ func (c *conn) ping(args [][]byte) error {
 		c.simple("PONG")
 		return nil
 	}
-	return c.value(args[1])
+	return c.value(args[1], nil)
 }
 
-func (c *conn) echo(args [][]byte) error { return c.value(args[1]) }
+func (c *conn) echo(args [][]byte) error { return c.value(args[1], nil) }
 
 func (c *conn) end([][]byte) error {
 	c.simple("OK")

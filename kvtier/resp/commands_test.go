@@ -33,7 +33,7 @@ func onBothTiers(t *testing.T, test func(t *testing.T, tenant func(name string) 
 			if err != nil {
 				t.Fatal(err)
 			}
-			tenant, err := Open(t.Context(), of)
+			tenant, err := Open(t.Context(), of, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

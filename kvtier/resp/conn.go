@@ -3,14 +3,14 @@ package resp
 import (
 	"errors"
 	"net"
-	"os"
 	"strconv"
 	"sync/atomic"
 	"time"
 )
 
-// conn is one client. One goroutine reads its commands, does them and writes
-// the replies, so that they come in order and at most one block is held.
+// conn is one client. One goroutine reads its commands, does them and writes the
+// replies, so that they come in order and at most one block is held. Only where the
+// client does not take its replies, another writes them: see queue.
 type conn struct {
 	listening *listening
 	server    *Server
@@ -19,6 +19,7 @@ type conn struct {
 	id        uint64
 	reader    *reader
 	out       []byte // replies that are not written yet
+	queue     *queue // of those before them; nil where the client takes them
 	vectors   [3][]byte
 	buffers   net.Buffers
 
@@ -40,14 +41,6 @@ type conn struct {
 	until atomic.Int64 // unix nanoseconds: the server ends, and writing has to end by then
 }
 
-const (
-	writeBuffer = 512      // bytes for replies at first
-	keepBuffer  = 8 << 10  // bytes that an idle connection may keep
-	flushAt     = 16 << 10 // bytes of replies that are written at once
-	inlineValue = 4 << 10  // bytes of a value that is copied to the other replies
-	slowestRate = 4 << 20  // bytes a second that a reply may take, on top of the timeout
-)
-
 func newConn(l *listening, connection net.Conn) *conn {
 	c := &conn{listening: l, server: l.server, net: connection, id: l.server.ids.Add(1), native: true, out: make([]byte, 0, writeBuffer)}
 	c.reader = newReader(c)
@@ -60,6 +53,7 @@ func (c *conn) serve() {
 	totals := &c.server.totals
 	totals.native.Add(1)
 	defer func() {
+		c.settle()
 		_ = c.net.Close()
 		c.become(nil)
 		if c.native {
@@ -89,7 +83,6 @@ func (c *conn) serve() {
 			return
 		}
 	}
-	_ = c.flush()
 }
 
 // become moves the connection to a tenant, or away from all.
@@ -122,10 +115,13 @@ func (c *conn) notNative() {
 	if c.tenant != nil {
 		c.tenant.pins.leave(c.id)
 	}
+	if c.queue != nil {
+		c.queue.notNative()
+	}
 }
 
-// Read reads from the client once all replies are written: who waits for
-// one would not send more.
+// Read reads from the client once all replies are written or wait in order: who
+// waits for one would not send more.
 func (c *conn) Read(into []byte) (int, error) {
 	if len(c.out) > 0 {
 		if err := c.flush(); err != nil {
@@ -134,6 +130,9 @@ func (c *conn) Read(into []byte) (int, error) {
 	}
 	n, err := c.net.Read(into)
 	c.server.totals.bytesIn.Add(uint64(n))
+	if n > 0 && c.queue != nil {
+		c.queue.heard.Store(int64(time.Since(c.queue.began)))
+	}
 	return n, err
 }
 
@@ -149,16 +148,6 @@ func (c *conn) readBy(timeout time.Duration) {
 	}
 }
 
-// writeBy bounds the time to take n bytes.
-func (c *conn) writeBy(n int) {
-	if !c.native {
-		_ = c.net.SetWriteDeadline(time.Now().Add(c.server.options.WriteTimeout + time.Duration(n)*time.Second/slowestRate))
-	}
-	if until := c.until.Load(); until != 0 {
-		_ = c.net.SetWriteDeadline(time.Unix(0, until))
-	}
-}
-
 // finish ends the connection: it reads no more, and writes no longer than until.
 func (c *conn) finish(until time.Time) {
 	c.until.Store(until.UnixNano())
@@ -167,62 +156,6 @@ func (c *conn) finish(until time.Time) {
 	if half, ok := c.net.(interface{ CloseRead() error }); ok {
 		_ = half.CloseRead() // wakes a thread that waits for a value
 	}
-}
-
-// flush writes the replies.
-func (c *conn) flush() error {
-	if len(c.out) == 0 {
-		return nil
-	}
-	c.writeBy(len(c.out))
-	n, err := c.net.Write(c.out)
-	return c.wrote(n, err)
-}
-
-func (c *conn) wrote(n int, err error) error {
-	c.server.totals.bytesOut.Add(uint64(n))
-	c.out = c.out[:0]
-	if cap(c.out) > keepBuffer {
-		c.out = make([]byte, 0, writeBuffer)
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) && c.until.Load() == 0 {
-		c.server.totals.slowReaders.Add(1)
-	}
-	return err
-}
-
-// value answers with a bulk string. Afterwards its bytes may change.
-func (c *conn) value(bytes []byte) error {
-	c.header('$', int64(len(bytes)))
-	if len(bytes) <= inlineValue {
-		c.out = append(c.out, bytes...)
-		c.out = append(c.out, '\r', '\n')
-		return c.spill()
-	}
-	c.writeBy(len(c.out) + len(bytes))
-	c.vectors = [3][]byte{c.out, bytes, crlf}
-	c.buffers = c.vectors[:]
-	sent, err := 0, error(nil)
-	if c.socket.enter(len(bytes)) {
-		sent, c.buffers, err = c.socket.send(c.buffers)
-	}
-	if err == nil && len(c.buffers) > 0 {
-		var rest int64
-		rest, err = c.buffers.WriteTo(c.net)
-		sent += int(rest)
-	}
-	c.vectors = [3][]byte{}
-	return c.wrote(sent, err)
-}
-
-var crlf = []byte("\r\n")
-
-// spill writes the replies where many are waiting.
-func (c *conn) spill() error {
-	if len(c.out) < flushAt {
-		return nil
-	}
-	return c.flush()
 }
 
 func (c *conn) header(mark byte, number int64) {

@@ -40,6 +40,7 @@ type TenantStats struct {
 	PinsExpired    uint64
 	PinsRefused    uint64 // EXISTS beyond the bound
 	Unpinned       uint64 // of these, answered :1 all the same
+	HeldBytes      int64  // now, of values that wait for clients which do not read
 	Models         map[string]ModelStats
 }
 
@@ -58,7 +59,7 @@ func (t *Tenant) Stats() TenantStats {
 		Stored: f.stored.Load(), Dropped: f.dropped.Load(), Refused: f.refused.Load(), Deleted: f.deleted.Load(),
 		PaddedNils: f.padded.Load(), UnpaddedNils: f.unpadded.Load(), SizeMismatches: f.mismatched.Load(),
 		StalledSets: f.stalled.Load(), ValueBytesOut: f.bytesOut.Load(), ValueBytesIn: f.bytesIn.Load(),
-		Unpinned: f.unpinned.Load(), Models: t.models.stats(),
+		Unpinned: f.unpinned.Load(), HeldBytes: t.held.Load(), Models: t.models.stats(),
 	}
 	s.Pins, s.PinnedBytes, s.PinsExpired, s.PinsRefused = t.pins.count()
 	return s

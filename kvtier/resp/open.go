@@ -8,53 +8,59 @@ import (
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
 
+// Store is a kvtier.Namespace, or what stands before one.
+type Store interface {
+	Lookup(key block.Key) (size int, ok bool)
+	Pin(key block.Key) (*kvtier.Pin, bool)
+	Get(ctx context.Context, key block.Key) (*kvtier.Block, error)
+	Put(key block.Key, size int, opts kvtier.PutOptions) (*kvtier.Put, error)
+	Delete(ctx context.Context, keys ...block.Key) (removed int, err error)
+}
+
 // Open serves a tenant of the KV tier: its blocks in the namespace of this
-// protocol, and pins up to a quarter of what it may take in RAM.
-func Open(ctx context.Context, tenant *kvtier.Tenant) (*Tenant, error) {
+// protocol, or what before makes of it where it is not nil. Of what the tenant may
+// take in RAM now, a quarter may be pinned and half be held for replies.
+func Open(ctx context.Context, tenant *kvtier.Tenant, before func(*kvtier.Namespace) Store) (*Tenant, error) {
 	space, err := tenant.Namespace(ctx, block.Identity{Format: Format, Hash: HashName})
 	if err != nil {
 		return nil, fmt.Errorf("open tenant %s for resp: %w", tenant.Name(), err)
 	}
+	store := Store(space)
+	if before != nil {
+		store = before(space)
+	}
 	return NewTenant(TenantOptions{
-		Name:   tenant.Name(),
-		Blocks: namespace{space},
-		PinBytes: func() int64 {
-			spec := tenant.Spec()
-			return int64(max(spec.Memory, spec.MemoryLimit)) / 4
-		},
-		Count: func() int64 { return tenant.Stats().Total },
+		Name:      tenant.Name(),
+		Blocks:    blocks{store},
+		PinBytes:  func() int64 { return int64(tenant.Stats().RAM.Budget) / 4 },
+		HoldBytes: func() int64 { return int64(tenant.Stats().RAM.Budget) / 2 },
+		Count:     func() int64 { return tenant.Stats().Total },
 	}), nil
 }
 
-// namespace is a tenant's namespace as Blocks.
-type namespace struct{ space *kvtier.Namespace }
+// blocks is a Store as Blocks.
+type blocks struct{ Store }
 
-func (n namespace) Lookup(key block.Key) (int, bool) { return n.space.Lookup(key) }
-
-func (n namespace) Pin(key block.Key) (Pin, bool) {
-	pin, ok := n.space.Pin(key)
+func (b blocks) Pin(key block.Key) (Pin, bool) {
+	pin, ok := b.Store.Pin(key)
 	if !ok {
 		return nil, false
 	}
 	return pin, true
 }
 
-func (n namespace) Get(ctx context.Context, key block.Key) (Block, error) {
-	got, err := n.space.Get(ctx, key)
+func (b blocks) Get(ctx context.Context, key block.Key) (Block, error) {
+	got, err := b.Store.Get(ctx, key)
 	if err != nil {
 		return nil, err
 	}
 	return got, nil
 }
 
-func (n namespace) Put(key block.Key, size int, parent block.Key, hasParent bool) (Put, error) {
-	put, err := n.space.Put(key, size, kvtier.PutOptions{Parent: parent, HasParent: hasParent})
+func (b blocks) Put(key block.Key, size int, parent block.Key, hasParent bool) (Put, error) {
+	put, err := b.Store.Put(key, size, kvtier.PutOptions{Parent: parent, HasParent: hasParent})
 	if err != nil {
 		return nil, err
 	}
 	return put, nil
-}
-
-func (n namespace) Delete(ctx context.Context, keys ...block.Key) (int, error) {
-	return n.space.Delete(ctx, keys...)
 }

@@ -48,6 +48,7 @@ type Access struct {
 type Server struct {
 	options Options
 	ids     atomic.Uint64
+	queued  atomic.Int64 // bytes of replies without values that wait for clients which do not read
 	totals  totals
 }
 

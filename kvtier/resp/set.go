@@ -297,6 +297,7 @@ func (c *conn) finishConditional(s *storing, options setOptions) error {
 		t.figures.refused.Add(1)
 		s.abort()
 	} else if err := c.commit(s); err != nil {
+		letGo(former)
 		return err
 	}
 	leave()

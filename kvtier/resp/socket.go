@@ -37,7 +37,18 @@ var (
 )
 
 // socket is a connection's descriptor, where it has one.
-type socket struct{ raw syscall.RawConn }
+type socket struct {
+	raw syscall.RawConn
+	now *sending
+}
+
+// sending is what try sends. It is made once, since each small reply passes it.
+type sending struct {
+	buffers [][]byte
+	sent    int
+	err     error
+	step    func(fd uintptr) bool
+}
 
 // openSocket prepares a connection of the kernel's; others have no socket.
 func openSocket(connection net.Conn) socket {
@@ -75,7 +86,9 @@ func openSocket(connection net.Conn) socket {
 	if err != nil || failed != nil {
 		return socket{}
 	}
-	return socket{raw: raw}
+	now := &sending{}
+	now.step = now.send
+	return socket{raw: raw, now: now}
 }
 
 // enter takes one of the threads that may wait.
@@ -86,6 +99,35 @@ func (s socket) enter(size int) bool {
 	if blocking.Add(1) > maxBlocking {
 		blocking.Add(-1)
 		return false
+	}
+	return true
+}
+
+// try writes what the socket takes at once, and gives what is left of buffers.
+func (s socket) try(buffers [][]byte) (sent int, left [][]byte, err error) {
+	*s.now = sending{buffers: buffers, step: s.now.step}
+	lockErr := s.raw.Write(s.now.step)
+	left, err = s.now.buffers, s.now.err
+	s.now.buffers = nil
+	return s.now.sent, left, errors.Join(lockErr, err)
+}
+
+func (s *sending) send(fd uintptr) bool {
+	for len(s.buffers) > 0 {
+		var n int
+		if len(s.buffers) == 1 {
+			n, s.err = syscall.Write(int(fd), s.buffers[0])
+		} else {
+			n, s.err = unix.SendmsgBuffers(int(fd), s.buffers, nil, nil, unix.MSG_NOSIGNAL)
+		}
+		if errors.Is(s.err, unix.EINTR) {
+			continue
+		}
+		if s.err = slow(s.err); s.err != nil || n <= 0 {
+			break
+		}
+		s.sent += n
+		s.buffers = after(s.buffers, n)
 	}
 	return true
 }

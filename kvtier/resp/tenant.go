@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
@@ -57,6 +58,9 @@ type TenantOptions struct {
 	Blocks Blocks
 	// PinBytes bounds the blocks that EXISTS pins for native connections; nil pins none.
 	PinBytes func() int64
+	// HoldBytes bounds the blocks that are held because replies wait for clients that
+	// do not read yet; beyond it, and with nil, each connection holds one.
+	HoldBytes func() int64
 	// Count tells the number of blocks, for DBSIZE; nil is refused.
 	Count func() int64
 	// Flush removes all blocks, for FLUSHDB and FLUSHALL; nil is refused.
@@ -72,6 +76,8 @@ type Tenant struct {
 	sizes   sizes
 	figures figures
 	models  models
+	// held is bytes of blocks that wait to be written, of HoldBytes.
+	held atomic.Int64
 	// conditional lets one SET with NX or XX decide at a time.
 	conditional chan struct{}
 }
@@ -80,6 +86,9 @@ type Tenant struct {
 func NewTenant(options TenantOptions) *Tenant {
 	if options.PinBytes == nil {
 		options.PinBytes = func() int64 { return 0 }
+	}
+	if options.HoldBytes == nil {
+		options.HoldBytes = func() int64 { return 0 }
 	}
 	return &Tenant{
 		options: options, blocks: options.Blocks, pins: pins{limit: options.PinBytes}, conditional: make(chan struct{}, 1),

@@ -67,9 +67,9 @@ func (c *conn) fetch(name []byte) (bool, error) {
 		of.misses.Add(1)
 		return false, nil // whatever went wrong below, a cache just has not got it
 	}
-	defer got.Release()
 	value := got.Bytes()
 	if c.native && !c.fits(info.family(), len(value)) {
+		got.Release()
 		figures.misses.Add(1)
 		of.misses.Add(1)
 		return false, nil
@@ -78,7 +78,7 @@ func (c *conn) fetch(name []byte) (bool, error) {
 	figures.bytesOut.Add(uint64(len(value)))
 	of.hits.Add(1)
 	of.bytesOut.Add(uint64(len(value)))
-	return true, c.value(value)
+	return true, c.value(value, got)
 }
 
 // fits says whether a native client has a buffer for a value, and learns of it
