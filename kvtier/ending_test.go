@@ -12,6 +12,7 @@ import (
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/durable/durabletest"
+	"github.com/hearth-dev/hearth/kvtier/index"
 	"github.com/hearth-dev/hearth/kvtier/segment"
 	"github.com/hearth-dev/hearth/units"
 )
@@ -380,6 +381,68 @@ func TestOtherBytesWaitForTheWriterThatHasTheOnesBefore(t *testing.T) {
 					t.Error(err)
 				}
 			})
+		})
+	}
+}
+
+// TestWhatIsOnTheDrivesTwiceIsEndedBeforeAnythingIsGivenUp has a start find a key
+// at two places, of which one goes later.
+func TestWhatIsOnTheDrivesTwiceIsEndedBeforeAnythingIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]func(w *world) error{
+		"write": func(w *world) error {
+			err := put(t.Context(), w.spaces[0], keyOf(5), content(5, 1, 100), PutOptions{})
+			w.write(t.Context())
+			return err
+		},
+		"delete": func(w *world) error {
+			if err := put(t.Context(), w.spaces[0], keyOf(5), content(5, 1, 100), PutOptions{}); err != nil {
+				return err
+			}
+			tenant := w.tenant()
+			tenant.mu.Lock()
+			tenant.endLocked(w.spaces[0].print(keyOf(6)), w.spaces[0].id, keyOf(6)) // of a key that is on the drive
+			tenant.mu.Unlock()
+			return tenant.void(t.Context(), []index.Print{w.spaces[0].print(keyOf(6))})
+		},
+		"checkpoint": func(w *world) error {
+			w.tenant().checkpoint(t.Context())
+			return nil
+		},
+		"other budget": func(w *world) error {
+			_, err := w.cache.AddTenant(t.Context(), TenantSpec{
+				Kind: TenantCredential, Name: "model", Memory: 2 * units.MiB, NVMe: 32 * units.MiB, AdmitAll: true,
+			})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stored(t)
+			w.t = t
+			tenant := w.tenant()
+			older := recordOf(t, w.spaces[0], 3)
+			tenant.mu.Lock()
+			tenant.twice = []segment.Tombstone{{Namespace: older.Namespace, Key: older.Key, Upto: older.Seq}}
+			tenant.mu.Unlock()
+			if err := first(w); err != nil {
+				t.Fatal(err)
+			}
+			tenant.mu.Lock()
+			left := len(tenant.twice)
+			tenant.evictLocked()
+			tenant.evictLocked()
+			tenant.mu.Unlock()
+			if left != 0 {
+				t.Errorf("%d keys are still to be ended at one of two places", left)
+			}
+			tenant.dropped(older) // the index knew of the other one, which went
+			if err := put(t.Context(), w.spaces[0], keyOf(3), content(3, 2, 100), PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if got := w.reborn(); got != nil && !bytes.Equal(got, content(3, 2, 100)) {
+				t.Error("the older one came back over other bytes")
+			}
 		})
 	}
 }
