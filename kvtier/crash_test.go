@@ -470,9 +470,22 @@ func (l *history) goOn(list map[named]int) error {
 	return nil
 }
 
+var errLeft = errors.New("half written")
+
 // account holds what the tenant says it has to the files.
 func (l *history) account(s TenantStats) error {
 	var bytes int64
+	for _, dir := range append(l.cache.drives(), l.tenant().dir()) {
+		entries, err := l.fs.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if durable.IsTemp(e.Name()) {
+				return fmt.Errorf("%s is left in %s: %w", e.Name(), dir, errLeft)
+			}
+		}
+	}
 	for _, dir := range l.cache.drives() {
 		n, err := segmentBytes(l.fs, filepath.Join(dir, blocksDir, l.tenant().folder()))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

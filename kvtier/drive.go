@@ -33,6 +33,7 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 	for place, id := range record.ids {
 		known[id] = uint16(place)
 	}
+	t.cache.removeTemps(t.dir())
 	before, err := t.readCheckpoint()
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 
 	"github.com/hearth-dev/hearth/durable"
@@ -29,7 +30,25 @@ func (c *Cache) openDrives() error {
 			return err
 		}
 	}
+	for _, dir := range c.drives() {
+		c.removeTemps(dir)
+	}
 	return nil
+}
+
+// removeTemps removes what a process that was killed left half written in a
+// directory: a checkpoint, or a file of the drive's test. What cannot be removed
+// takes room and nothing else.
+func (c *Cache) removeTemps(dir string) {
+	entries, err := c.fs.ReadDir(dir)
+	for _, e := range entries {
+		if durable.IsTemp(e.Name()) {
+			err = errors.Join(err, c.fs.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	if err != nil && !notExist(err) {
+		c.log.Warn("what a process left half written is not removed", slog.String("dir", dir), slog.Any("error", err))
+	}
 }
 
 func (c *Cache) openRoot(dir string) error {

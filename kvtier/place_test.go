@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/kvtier/segment"
 	"github.com/hearth-dev/hearth/units"
 )
@@ -274,5 +275,31 @@ func TestWhatEndedAfterACheckpointThatCountedUnwrittenRecordsStaysEnded(t *testi
 	defer closeCache(t, c)
 	if get(t, n, 1) != nil {
 		t.Error("a block comes back that was ended")
+	}
+}
+
+func TestWhatAKilledProcessLeftHalfWrittenIsRemovedAtTheStart(t *testing.T) {
+	t.Parallel()
+	dir, second := t.TempDir(), t.TempDir()
+	open := func() *Cache { return onDrive(t, dir, func(o *CacheOptions) { o.Drives = []string{second} }) }
+	spec := TenantSpec{Name: "a", Memory: units.MiB, NVMe: 40 * units.MiB}
+	c := open()
+	n := addTenant(t, c, spec)
+	var left []string
+	for _, in := range []string{dir, second, n.tenant.dir()} {
+		path := durable.TempName(filepath.Join(in, "checkpoint"))
+		if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, path)
+	}
+	closeCache(t, c)
+	c = open()
+	defer closeCache(t, c)
+	addTenant(t, c, spec)
+	for _, path := range left {
+		if _, err := os.Lstat(path); !notExist(err) {
+			t.Errorf("%s is left: %v", path, err)
+		}
 	}
 }
