@@ -104,6 +104,7 @@ func (k *kvTorture) prepare(ctx context.Context, r *rig.Rig) error {
 		Program: k.program, Args: k.args, Env: k.env,
 		Set: func(c *nodeagent.Config) {
 			c.Listen.RESP = addr
+			c.KV.DriveWritesPerDay = 100 // hundreds of kills lose what each was granted
 			c.KV.Dir, c.KV.Memory, c.KV.NVMe, c.KV.VerifyEvery = k.dir, 32*units.MiB, 256*units.MiB, 1
 			c.KV.Tenants = []nodeagent.KVTenant{
 				{Name: "socket", Socket: socket, CredentialFile: "", Memory: 8 * units.MiB, MemoryLimit: 12 * units.MiB, NVMe: 64 * units.MiB, Admit: nodeagent.AdmitAll},
