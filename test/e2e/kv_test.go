@@ -103,13 +103,17 @@ func (c cluster) kvTenant(ctx context.Context, node *lab.Node, claim string) (kv
 	if err != nil {
 		return kvTenant{}, err
 	}
-	var stat struct{ Tenants []kvTenant }
-	if err := json.Unmarshal([]byte(out), &stat); err != nil {
+	var told struct {
+		Nodes []struct{ Tenants []kvTenant }
+	}
+	if err := json.Unmarshal([]byte(out), &told); err != nil {
 		return kvTenant{}, fmt.Errorf("read kv stat: %w", err)
 	}
-	for _, tenant := range stat.Tenants {
-		if tenant.Kind == "claim" && tenant.Name == claim {
-			return tenant, nil
+	for _, stat := range told.Nodes {
+		for _, tenant := range stat.Tenants {
+			if tenant.Kind == "claim" && tenant.Name == claim {
+				return tenant, nil
+			}
 		}
 	}
 	return kvTenant{}, fmt.Errorf("%w: %s has no blocks of claim %s", errAgain, node.Name(), claim)
