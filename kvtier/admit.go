@@ -42,7 +42,7 @@ func admits(c candidate, level float64) bool {
 
 // admitLocked decides for an entry.
 func (t *Tenant) admitLocked(id index.ID) bool {
-	if t.drive == nil {
+	if t.drive == nil || !t.drive.Takes(t.index.Size(id)) {
 		return false
 	}
 	if t.spec.AdmitAll || t.pinnedLocked(id) {

@@ -76,6 +76,7 @@ type Cache struct {
 	mu      sync.Mutex
 	tenants map[tenantKey]*Tenant
 	running context.Context // of Run; nil while it does not run
+	tested  bool            // the drives are measured, or being measured
 	writers sync.WaitGroup
 	closed  bool
 }
@@ -199,6 +200,11 @@ func (c *Cache) startLocked(t *Tenant) {
 		defer end()
 		t.run(running)
 	})
+	if !c.tested {
+		c.tested = true
+		tests := c.running
+		c.writers.Go(func() { c.measure(tests) })
+	}
 }
 
 // RemoveTenant ends a tenant and its blocks; one that is not there is fine.
@@ -269,7 +275,6 @@ func (c *Cache) Run(ctx context.Context) error {
 		c.startLocked(t)
 	}
 	c.mu.Unlock()
-	c.writers.Go(func() { c.measure(ctx) })
 	c.runSweeps(ctx)
 	c.mu.Lock()
 	c.closed = true // no writer starts after the wait

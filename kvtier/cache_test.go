@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -392,6 +394,33 @@ func TestReadersAndWritersOfManyKeysSeeWholeBlocks(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+func TestATenantThatDidNotOpenNamesNoBlocks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := onDrive(t, dir)
+	defer closeCache(t, c)
+	folder := newTenant(c, TenantSpec{Kind: TenantCredential, Name: "a"}).folder()
+	blocks := filepath.Join(dir, blocksDir, folder)
+	if err := os.WriteFile(blocks, nil, 0o600); err != nil { // instead of a directory
+		t.Fatal(err)
+	}
+	spec := TenantSpec{Kind: TenantCredential, Name: "a", Memory: units.MiB, NVMe: 40 * units.MiB}
+	if _, err := c.AddTenant(t.Context(), spec); err == nil {
+		t.Fatal("a tenant is open without its drive")
+	}
+	tenant, err := c.Tenant(TenantCredential, "a")
+	if err == nil {
+		// Its place would be another's once the drives tell which there are.
+		if _, err := tenant.Namespace(t.Context(), block.Identity{Format: "test"}); !errors.Is(err, ErrUnknown) {
+			t.Errorf("naming blocks gave %v", err)
+		}
+	}
+	if err := os.Remove(blocks); err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, addTenant(t, c, spec), 1, content(1, 0, 1000))
 }
 
 func TestARemovedTenantIsGone(t *testing.T) {

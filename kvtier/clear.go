@@ -79,6 +79,8 @@ func (t *Tenant) wipeLocked() {
 		t.releaseLocked(q.hold)
 	}
 	t.queue, t.waiting, t.twice = nil, 0, nil
+	t.checkpointed.Store(0) // another log counts from the beginning
+	t.checkpointBytes.Store(0)
 	t.dropPinsLocked(t.pinsLocked())
 	for print, e := range t.ending {
 		if e.trying == nil { // who tries finds that the drive is another, or none

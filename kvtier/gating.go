@@ -29,16 +29,9 @@ func (c *Cache) speed(loc segment.Loc) *gate.Estimator {
 	return c.speeds[int(loc.Drive())%len(c.speeds)]
 }
 
-// measure finds how fast the drives are, once a start, where any tenant uses
+// measure finds how fast the drives are, once, when the first tenant writes to
 // them. Until then they count as slow ones.
 func (c *Cache) measure(ctx context.Context) {
-	used := false
-	for _, t := range c.Tenants() {
-		used = used || t.Spec().NVMe > 0
-	}
-	if !used {
-		return
-	}
 	for i, dir := range c.drives() {
 		speed, err := segment.SelfTest(ctx, c.fs, dir)
 		if err != nil {

@@ -198,7 +198,7 @@ func (n *Namespace) Get(ctx context.Context, key block.Key) (*Block, error) {
 		t.mu.Lock()
 		id := t.index.Find(n.print(key))
 		if r, here := t.residentLocked(id); here {
-			b, err := n.fromRAM(id, r, key) // unlocks
+			b, err := n.fromRAM(ctx, id, r, key) // unlocks
 			if b != nil || err != nil {
 				return b, err
 			}
@@ -230,7 +230,7 @@ func (t *Tenant) residentLocked(id index.ID) (index.Resident, bool) {
 
 // fromRAM gives a block in RAM; neither block nor error where its bytes are not
 // what was stored. It is called locked and returns unlocked.
-func (n *Namespace) fromRAM(id index.ID, r index.Resident, key block.Key) (*Block, error) {
+func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, key block.Key) (*Block, error) {
 	t := n.tenant
 	if r.Key != key {
 		t.mu.Unlock()
@@ -245,19 +245,38 @@ func (n *Namespace) fromRAM(id index.ID, r index.Resident, key block.Key) (*Bloc
 	t.mu.Unlock()
 	if verify && sumOf(b.Bytes()) != r.Sum {
 		t.noteDamage(n.id, key, TierRAM, "its bytes in RAM have another checksum than when they were stored")
-		t.mu.Lock()
-		if t.index.Current(hold) == id {
-			t.leaveLocked(id)
-			t.index.Drop(id)
-		}
-		t.releaseLocked(hold)
-		t.mu.Unlock()
-		return nil, nil //nolint:nilnil // the caller looks again
+		err := t.giveUpDamaged(ctx, id, hold)
+		return nil, err
 	}
 	t.stats.hits[TierRAM].Add(1)
 	t.stats.hitBytes[TierRAM].Add(int64(b.size))
 	t.stats.hitTokens[TierRAM].Add(int64(n.tokensOf()))
 	return b, nil
+}
+
+// giveUpDamaged takes a block out of RAM whose bytes are not what was stored, once
+// the writer is done with it: else nobody would know of its copy on the drive.
+func (t *Tenant) giveUpDamaged(ctx context.Context, id index.ID, hold index.Hold) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	defer t.releaseLocked(hold)
+	for t.index.Current(hold) == id && t.writing[id] != nil {
+		written := t.writing[id]
+		t.mu.Unlock()
+		select {
+		case <-written:
+		case <-ctx.Done():
+		}
+		t.mu.Lock()
+		if ctx.Err() != nil {
+			return fmt.Errorf("read block: %w", context.Cause(ctx))
+		}
+	}
+	if t.index.Current(hold) == id {
+		t.leaveLocked(id)
+		t.index.Drop(id)
+	}
+	return nil
 }
 
 // tokensOf is the number of tokens in a block, 0 where it is not known.

@@ -260,7 +260,7 @@ func (t *Tenant) holdPinsLocked() error {
 			holding[place{loc.Drive(), loc.Segment()}] = true
 		case loc != 0:
 			open = append(open, name)
-		case id != 0 && t.writing[id] == nil:
+		case id != 0 && t.writing[id] == nil && t.drive.Takes(t.index.Size(id)):
 			t.enqueueLocked(id, false)
 		}
 	}
@@ -279,6 +279,12 @@ func (t *Tenant) holdPinsLocked() error {
 		*t.pins[name] = held{loc, release}
 	}
 	return nil
+}
+
+func (t *Tenant) keepPins() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.keepPinsLocked()
 }
 
 // keepPinsLocked is holdPinsLocked for who has nobody to tell.

@@ -148,6 +148,49 @@ func TestAPinHasABlockWrittenThatNobodyUsedAgain(t *testing.T) {
 	}
 }
 
+func TestAPinnedBlockThatWearRefusesIsNotTriedAtOnceAgain(t *testing.T) {
+	t.Parallel()
+	c := onDrive(t, t.TempDir(), func(o *CacheOptions) { o.Wear = WearOptions{WritesPerDay: 1, Capacity: 64 * units.KiB} })
+	defer closeCache(t, c)
+	n := addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB})
+	mustPut(t, n, 1, content(1, 0, 100_000))
+	if _, err := n.Tenant().PinBlocks(t.Context(), keyOf(1)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if more, err := n.Tenant().writeSome(t.Context()); err != nil || more {
+			t.Fatalf("the writer goes on: %v, %v", more, err)
+		}
+	}
+	if got := n.Tenant().Stats(); got.DroppedWear != 1 || got.RAM.Blocks != 1 {
+		t.Errorf("refused %d times, %d blocks are in RAM", got.DroppedWear, got.RAM.Blocks)
+	}
+	n.Tenant().keepPins() // as the ticker does
+	if got := n.Tenant().Stats().Waiting; got != 100_000 {
+		t.Errorf("%d bytes wait to be tried again", got)
+	}
+}
+
+func TestABlockLargerThanItsDrivesTakeHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	c := onDrive(t, t.TempDir())
+	defer closeCache(t, c)
+	n := addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 8 * units.MiB, AdmitAll: true})
+	mustPut(t, n, 1, content(1, 0, 1_500_000))
+	mustPut(t, n, 2, content(2, 0, 100_000))
+	if _, err := n.Tenant().PinBlocks(t.Context(), keyOf(1)); err != nil {
+		t.Fatal(err)
+	}
+	drain(t, n.Tenant())
+	if got := n.Tenant().Stats(); got.NVMe.Blocks != 1 || got.RAM.Blocks != 2 || got.DroppedLarge != 1 {
+		t.Errorf("%d blocks are on the drive, %d in RAM, %d were too large", got.NVMe.Blocks, got.RAM.Blocks, got.DroppedLarge)
+	}
+	n.Tenant().flush(t.Context())
+	if got := n.Tenant().Stats(); got.DroppedDrive != 0 {
+		t.Errorf("the flush tried %d blocks that no drive takes", got.DroppedDrive)
+	}
+}
+
 func TestPinsHoldAtMostHalfOfTheSegments(t *testing.T) {
 	t.Parallel()
 	c := onDrive(t, t.TempDir())

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/kvtier/segment"
@@ -104,6 +105,29 @@ func TestABlockThatLeftWhileItWasWrittenIsNotSaidToBeOnTheDrive(t *testing.T) {
 	if loc == locs[0] {
 		t.Error("the new block is said to lie where the old one was written")
 	}
+}
+
+func TestABlockThatIsDamagedInRAMWhileItIsWrittenIsReadFromTheDrive(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := onDrive(t, t.TempDir())
+		defer closeCache(t, c)
+		n := addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true})
+		mustPut(t, n, 1, content(1, 0, 50_000))
+		batch, writes, drive := n.tenant.take()
+		locs, err := drive.Append(t.Context(), writes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		writes[0].Data[100] ^= 1
+		got := make(chan []byte, 1)
+		go func() { got <- get(t, n, 1) }()
+		synctest.Wait() // it has found the damage
+		n.tenant.written(batch, writes, locs, nil)
+		if !bytes.Equal(<-got, content(1, 0, 50_000)) {
+			t.Error("the copy on the drive is known to nobody")
+		}
+	})
 }
 
 func TestNobodyIsTakenMoreThanWhatIsBeyondItsOwn(t *testing.T) {

@@ -261,6 +261,9 @@ func (p *Put) enterLocked(id index.ID, print index.Print, sum [16]byte, again bo
 	p.ended = true // the slot is the index's now
 	t.stats.puts.Add(1)
 	t.stats.putBytes.Add(int64(len(p.data)))
+	if t.drive != nil && !t.drive.Takes(len(p.data)) {
+		t.stats.droppedLarge.Add(1) // RAM alone has it
+	}
 	if seen {
 		t.index.Touch(id) // it was here lately
 	}

@@ -51,8 +51,8 @@ type TenantStats struct {
 	// Puts that were stored; Same had the bytes that were there, Other replaced
 	// others.
 	Puts, PutBytes, PutsSame, PutsOther int64
-	// Blocks that were not stored: no room, more than all its RAM, no wear left,
-	// the drives failed.
+	// Blocks that were not stored: no room, more than all its RAM or (then RAM alone
+	// has it) than its drives take, no wear left, the drives failed.
 	DroppedFull, DroppedLarge, DroppedWear, DroppedDrive int64
 	QueueFull                                            int64
 	// Evicted left RAM and are nowhere, Unread of them were never used; Demoted

@@ -180,8 +180,8 @@ func (t *Tenant) takeWriter() bool {
 }
 
 // Namespace gives the blocks of an identity, whose tenant is this one whatever it
-// says. Its first call makes it known on the drive. Errors wrap block.ErrInvalid
-// and ErrRemoved.
+// says. Its first call makes it known on the drive. Errors wrap block.ErrInvalid,
+// ErrRemoved, or ErrUnknown where AddTenant did not succeed.
 func (t *Tenant) Namespace(ctx context.Context, identity block.Identity) (*Namespace, error) {
 	identity.Tenant = t.kind + " " + t.name
 	id, err := identity.ID()
@@ -194,12 +194,14 @@ func (t *Tenant) Namespace(ctx context.Context, identity block.Identity) (*Names
 	defer t.leave()
 	t.mu.Lock()
 	place, known := t.spaces[id]
-	gone, durableHere := t.gone, t.drive != nil
+	gone, opened, durableHere := t.gone, t.opened, t.drive != nil
 	record := t.record.with(identity)
 	t.mu.Unlock()
 	switch {
 	case gone:
 		return nil, fmt.Errorf("name blocks of tenant %s: %w", t.name, ErrRemoved)
+	case !opened: // the drives may have given its place to another
+		return nil, fmt.Errorf("name blocks of tenant %s: %w: it is not open", t.name, ErrUnknown)
 	case known:
 		return &Namespace{tenant: t, id: id, place: place, tokens: identity.BlockTokens}, nil
 	case len(record.Namespaces) > maxNamespaces:

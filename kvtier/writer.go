@@ -86,6 +86,7 @@ func (t *Tenant) run(ctx context.Context) {
 		case <-t.wake:
 		case <-checkpoint.C:
 			t.checkpoint(ctx)
+			t.keepPins()
 		}
 	}
 	// The process ends; what it leaves unwritten is computed anew.
@@ -193,7 +194,11 @@ func (t *Tenant) written(batch []queued, writes []segment.Write, locs []segment.
 		}
 		t.releaseLocked(q.hold)
 	}
-	t.keepPinsLocked()
+	if err == nil {
+		// Pinned blocks that were refused are tried again with the next that are
+		// written, or with the ticker: at once they would be refused for ever.
+		t.keepPinsLocked()
+	}
 }
 
 // flush writes what is worth most first, until it is done or ctx ends, and seals
@@ -206,6 +211,9 @@ func (t *Tenant) flush(ctx context.Context) {
 	}
 	var list []rest
 	for id := range t.index.All {
+		if t.drive == nil || !t.drive.Takes(t.index.Size(id)) {
+			continue
+		}
 		if _, here := t.index.Resident(id); here && t.index.Loc(id) == 0 && !t.index.Queued(id) {
 			list = append(list, rest{id, t.index.Touches(id)})
 		}

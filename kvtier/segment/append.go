@@ -102,6 +102,9 @@ func (l *Log) refuses(w *Write) bool {
 	return int(w.Size) > len(w.Data) || l.tooLarge(w.Size)
 }
 
+// Takes says whether a block of that many bytes can be written.
+func (l *Log) Takes(size int) bool { return size <= block.MaxSize && !l.tooLarge(uint32(size)) }
+
 // tooLarge says whether a block does not fit a segment.
 func (l *Log) tooLarge(size uint32) bool {
 	flags := blockFlags(size, l.opts.AEAD != nil)
