@@ -186,7 +186,9 @@ func (d *drive) begin(ctx context.Context, s *segment) error {
 		if err := d.bury(s, d.owed[:n]); err != nil {
 			return fmt.Errorf("begin segment: %w", err)
 		}
+		l.mu.Lock()
 		d.owed = d.owed[n:]
+		l.mu.Unlock()
 	}
 	return nil
 }
@@ -314,7 +316,9 @@ func (d *drive) abandon(cause error, unwritten []Tombstone) {
 	}
 	if err != nil {
 		d.failed(err)
+		d.log.mu.Lock()
 		d.owed = append(d.owed, unwritten...)
+		d.log.mu.Unlock()
 	}
 }
 

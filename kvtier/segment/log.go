@@ -61,10 +61,13 @@ type drive struct {
 	depth  chan struct{} // reads under way
 	// Of who has the turn.
 	scratch []byte
-	owed    []Tombstone // of records that were not to be written, and may be there
-	ready   uint64      // its last generation, see membership
+	ready   uint64 // its last generation, see membership
 	// unsynced is why a sync failed since the last Seal.
 	unsynced error
+
+	// owed are tombstones of records that were not to be written, and may be there.
+	// Who has the turn changes them, under Log.mu too.
+	owed []Tombstone
 
 	// Of Log.mu.
 	segments map[uint32]*segment

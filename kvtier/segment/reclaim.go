@@ -195,6 +195,8 @@ func (d *drive) owe(moved []move, which func(move) Record) {
 	}
 	d.turn <- struct{}{}
 	defer give(d.turn)
+	d.log.mu.Lock()
+	defer d.log.mu.Unlock()
 	for _, m := range moved {
 		r := which(m)
 		d.owed = append(d.owed, Tombstone{Namespace: r.Namespace, Key: r.Key, Upto: r.Seq})
@@ -218,6 +220,8 @@ func (d *drive) pay(ctx context.Context) error {
 		return err
 	}
 	defer give(d.turn)
+	d.log.mu.Lock()
+	defer d.log.mu.Unlock()
 	d.owed = d.owed[min(len(owed), len(d.owed)):]
 	return nil
 }
