@@ -112,6 +112,9 @@ func (p kvPeering) leave(t *kvtier.Tenant) {
 	if p.server != nil {
 		p.server.Unshare(t)
 	}
+	if p.peers != nil {
+		p.peers.Leave(t)
+	}
 }
 
 func (p kvPeering) setRate(rate units.Rate) {

@@ -78,6 +78,10 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 	for _, r := range k.Reservations() {
 		if r.Namespace != "" && k.serves(kvtier.TenantClaim, r.Claim) {
 			_, e := k.cache.AddTenant(ctx, next.claimSpec(r))
+			if !k.serves(kvtier.TenantClaim, r.Claim) {
+				// It was released meanwhile, perhaps before it was added again.
+				e = k.cache.RemoveTenant(ctx, kvtier.TenantClaim, r.Claim)
+			}
 			err = errors.Join(err, e)
 		}
 	}

@@ -236,6 +236,13 @@ func (p *Peers) abandon() {
 	}
 }
 
+// Leave forgets a tenant that ended.
+func (p *Peers) Leave(t *kvtier.Tenant) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.tenants, t)
+}
+
 // Stats tells what happened.
 func (p *Peers) Stats() Stats {
 	c := &p.totals
