@@ -58,7 +58,7 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 		Namespaces: func(id block.Namespace) bool { _, ok := t.place(id, known); return ok },
 		Covered:    r.covers, Ended: r.void, Recovered: r.found,
 		Reclaim: t.keep, Moved: t.moved, Dropped: t.dropped,
-		Spend: func(n int64) bool { return c.wear.spend(t.id, n) },
+		Spend: func(n int64) bool { return c.wear.spend(t.id, n) }, Charge: func(n int64) { c.wear.charge(t.id, n) },
 	})
 	if err != nil {
 		t.forgetDrive()

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -453,36 +452,6 @@ func TestADayOfWritingStaysWithinTheWearBudget(t *testing.T) {
 		t.Errorf("%d bytes were written in a day, %d are allowed, %d blocks were refused", written, budget, s.DroppedWear)
 	}
 	closeCache(t, c)
-}
-
-func TestDrivesAreMeasuredWhereTheirFirstTenantComesLater(t *testing.T) {
-	t.Parallel()
-	measured := make(chan struct{}, 1)
-	c := onDrive(t, t.TempDir(), func(o *CacheOptions) {
-		o.Log = slog.New(saying{slog.DiscardHandler, "drive measured", measured})
-	})
-	defer closeCache(t, c)
-	stop := start(t, c)
-	defer stop()
-	addTenant(t, c, TenantSpec{Name: "in RAM", Memory: units.MiB})
-	addTenant(t, c, TenantSpec{Name: "a", Memory: units.MiB, NVMe: 40 * units.MiB})
-	<-measured
-}
-
-// saying is a handler that tells of one message.
-type saying struct {
-	slog.Handler
-	what string
-	said chan<- struct{}
-}
-
-func (s saying) Enabled(context.Context, slog.Level) bool { return true }
-func (s saying) WithAttrs([]slog.Attr) slog.Handler       { return s }
-func (s saying) Handle(_ context.Context, r slog.Record) error {
-	if r.Message == s.what {
-		s.said <- struct{}{}
-	}
-	return nil
 }
 
 func TestADriveBlockIsRefusedWhereComputingItIsFaster(t *testing.T) {

@@ -117,6 +117,16 @@ func (w *wearKeeper) spend(tenant [16]byte, n int64) bool {
 	return ok && err == nil
 }
 
+// charge takes n bytes of a tenant's that are written whatever is left.
+func (w *wearKeeper) charge(tenant [16]byte, n int64) {
+	if w.ledger == nil {
+		return
+	}
+	if err := w.ledger.Charge(tenant, n); err != nil && !w.failing.Swap(true) {
+		w.log.Error("what is written to the drives cannot be noted, so no block is written", slog.Any("error", err))
+	}
+}
+
 // share says what part of the whole a tenant has; 0 takes it out.
 func (w *wearKeeper) share(tenant [16]byte, nvme units.Bytes) {
 	if w.ledger != nil {

@@ -163,10 +163,10 @@ func (l *Log) incarnationLocked() uint64 {
 	return l.generation<<32 | l.counter
 }
 
-// charge counts bytes that are about to be written, and tells Spend.
+// charge counts bytes that are about to be written, whatever the drives' wear.
 func (l *Log) charge(n int64) {
-	if l.opts.Spend != nil {
-		l.opts.Spend(n)
+	if l.opts.Charge != nil {
+		l.opts.Charge(n)
 	}
 	l.count(func(s *Stats) { s.Bytes += n })
 }

@@ -172,6 +172,7 @@ func TestBlocksThatTheDrivesMayNotWearForAreNotWritten(t *testing.T) {
 			left -= n
 			return true
 		}
+		o.Charge = func(n int64) { told += n }
 	})
 	must(t, fill(0, 6, 0)(c))
 	if s := c.log.Stats(); s.Bytes != told || told < 7*PageSize {

@@ -63,10 +63,11 @@ type Options struct {
 	// Dropped tells that a block is gone from the drive for good.
 	Dropped func(Record)
 	// Spend is asked before n bytes are written and says no where the drives have
-	// worn enough. Of tombstones and of what ends or begins a segment it is told
-	// and may not say no. It is called while a drive is written and may call nothing
-	// of the log.
-	Spend func(n int64) bool
+	// worn enough. Charge is told of tombstones and of what ends or begins a segment,
+	// which are written in any case. They are called while a drive is written and may
+	// call nothing of the log.
+	Spend  func(n int64) bool
+	Charge func(n int64)
 
 	Log *slog.Logger
 

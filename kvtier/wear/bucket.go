@@ -43,7 +43,7 @@ type Bucket struct {
 	mu      sync.Mutex
 	rate    int64         // bytes per second
 	burst   int64         // bytes
-	level   int64         // bytes, at most burst
+	level   int64         // bytes, at most burst; below zero what was charged beyond
 	rest    uint64        // of the last refill: billionths of a byte
 	at      time.Duration // of the last refill
 	tenants map[Tenant]*share
@@ -58,12 +58,12 @@ type share struct {
 }
 
 // NewBucket makes a bucket that has level tokens at a time: rate in bytes per
-// second, burst and level in bytes. What is negative is 0, and the level at most
-// the burst.
+// second, burst and level in bytes. A rate or burst below zero is 0, and the level
+// at most the burst.
 func NewBucket(now time.Duration, rate, burst, level int64) *Bucket {
 	b := &Bucket{at: now, tenants: map[Tenant]*share{}}
 	b.rate, b.burst = bounded(rate), bounded(burst)
-	b.level = min(bounded(level), b.burst)
+	b.level = min(max(level, -maxBytes), b.burst)
 	return b
 }
 
@@ -124,6 +124,20 @@ func (b *Bucket) Spend(now time.Duration, tenant Tenant, n int64) bool {
 	return true
 }
 
+// Charge takes n tokens for a write that may not be refused, whether they are there
+// or not: nothing else is written before they have come.
+func (b *Bucket) Charge(now time.Duration, tenant Tenant, n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refillLocked(now)
+	n = bounded(n)
+	if s := b.tenants[tenant]; s != nil && b.level-n < b.burst/2 {
+		b.refillShareLocked(s)
+		s.saved -= float64(n)
+	}
+	b.level = max(b.level-n, -maxBytes)
+}
+
 // ownLocked reports whether a tenant may spend n of its share. What is larger
 // than all it may save, it may spend once that is full and the others' savings
 // stay covered; it pays the rest back before its next write.
@@ -163,10 +177,10 @@ func (b *Bucket) Fill(now time.Duration) float64 {
 	if b.burst == 0 {
 		return 0
 	}
-	return float64(b.level) / float64(b.burst)
+	return max(0, float64(b.level)/float64(b.burst))
 }
 
-// Level is how many tokens there are.
+// Level is how many tokens there are, below zero how many are to come first.
 func (b *Bucket) Level(now time.Duration) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -146,6 +146,35 @@ func (l *Ledger) Spend(tenant Tenant, n int64) (bool, error) {
 	return true, nil
 }
 
+// Charge takes n bytes for a write of a tenant that may not be refused: they come
+// out of what may be written later. An error says that a kill would forget them.
+func (l *Ledger) Charge(tenant Tenant, n int64) (err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.bucket.Charge(l.now(), tenant, n)
+	l.promised += n
+	for l.left < n && err == nil {
+		switch {
+		case l.closed:
+			err = ErrClosed
+		case l.writing:
+			l.granted.Wait()
+		default:
+			err = l.recordLocked(l.lump, true)
+		}
+	}
+	l.promised -= n
+	if l.closed {
+		l.granted.Broadcast() // Close waits for what is promised
+	}
+	l.left = max(0, l.left-n)
+	l.written = min(l.written+n, maxBytes)
+	if err != nil {
+		return fmt.Errorf("charge wear: %w", err)
+	}
+	return nil
+}
+
 // coverLocked waits until what the file grants has n bytes left. It lets go of
 // the lock while it waits and while it writes the file.
 func (l *Ledger) coverLocked(n int64) error {
@@ -156,7 +185,7 @@ func (l *Ledger) coverLocked(n int64) error {
 		case l.writing:
 			l.granted.Wait()
 		default:
-			if err := l.recordLocked(l.grant); err != nil {
+			if err := l.recordLocked(l.grant, false); err != nil {
 				return err
 			}
 		}
@@ -165,15 +194,18 @@ func (l *Ledger) coverLocked(n int64) error {
 }
 
 // recordLocked writes the file: what was written, a grant for all that is
-// promised or still granted and for up to more bytes beyond, and the rest as
-// credit. Nobody else may be writing it. While it has let go of the lock, the
+// promised or still granted and for up to more bytes of what is there beyond (all
+// of more where it must be), and the rest as credit. Nobody else may be writing it. While it has let go of the lock, the
 // grant before covers what others spend, and the new one includes that.
-func (l *Ledger) recordLocked(more int64) error {
+func (l *Ledger) recordLocked(more int64, must bool) error {
 	l.writing = true
 	// What the bucket has is what nobody took. Where its burst was made smaller,
 	// that can be less than what is left of the grant before.
 	level := l.bucket.Level(l.now())
-	fresh := min(level, more)
+	fresh := min(max(0, level), more)
+	if must {
+		fresh = more
+	}
 	grant := max(l.promised+fresh, l.left)
 	written := l.written
 	r := record{Version: Version, Written: written, Granted: min(grant, maxBytes), Credit: level - fresh}
@@ -203,7 +235,7 @@ func (l *Ledger) Save() error {
 	for l.writing {
 		l.granted.Wait()
 	}
-	if err := l.recordLocked(l.left); err != nil {
+	if err := l.recordLocked(l.left, false); err != nil {
 		return fmt.Errorf("save wear: %w", err)
 	}
 	return nil
@@ -222,7 +254,7 @@ func (l *Ledger) Close() error {
 		l.granted.Wait()
 	}
 	l.left = 0
-	if err := l.recordLocked(0); err != nil {
+	if err := l.recordLocked(0, false); err != nil {
 		return fmt.Errorf("close wear ledger: %w", err)
 	}
 	return nil

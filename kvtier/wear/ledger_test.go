@@ -200,6 +200,7 @@ func TestARecordThatIsNoneIsToldApartFromANewerOne(t *testing.T) {
 		`{"version":1,"other":1}`:    ErrUnreadable,
 		`{"version":1} {}`:           ErrUnreadable,
 		`{"version":1,"written":-1}`: ErrUnreadable,
+		`{"version":1,"credit":-1152921504606846977}`:      ErrUnreadable,
 		`{"version":1,"credit":1152921504606846977}`:       ErrUnreadable,
 		`{"version":1,"granted":1e30}`:                     ErrUnreadable,
 		`{"version":2,"other":1}`:                          ErrNewer,
@@ -222,6 +223,43 @@ func TestARecordThatIsNoneIsToldApartFromANewerOne(t *testing.T) {
 	fsys.FailReadAt(1, syscall.EIO)
 	if _, err := Open(Options{FS: fsys, Path: path}); !errors.Is(err, syscall.EIO) || errors.Is(err, ErrUnreadable) {
 		t.Errorf("a drive that does not read: %v, want EIO", err)
+	}
+}
+
+func TestWhatMustBeWrittenComesOutOfWhatMayBeLater(t *testing.T) {
+	t.Parallel()
+	for _, kill := range []bool{false, true} {
+		fsys, c := durabletest.New(), &clock{}
+		l := open(t, fsys, c, mib, 100*mib, 0)
+		l.SetShare(tenant(0), 1)
+		if err := l.Charge(tenant(0), 10*mib); err != nil {
+			t.Fatal(err)
+		}
+		if r := onDrive(t, fsys); r.Granted < 10*mib || r.Credit > -10*mib {
+			t.Errorf("a kill would forget some of it: %+v", r)
+		}
+		c.move(9 * time.Second)
+		if l.Fill() != 0 || l.FillFor(tenant(0)) != 0 || spend(t, l, tenant(0), 1) {
+			t.Error("something is spent before that has come")
+		}
+		if !kill {
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l = open(t, fsys, c, mib, 100*mib, 100*mib)
+		if got := l.bucket.Level(c.now()); got >= 0 || !kill && got != -mib {
+			t.Errorf("after it ended (killed: %v) the level is %d", kill, got)
+		}
+		if l.Written() < 10*mib {
+			t.Errorf("%d bytes are said to be written", l.Written())
+		}
+		c.move(time.Minute)
+		l.SetShare(tenant(0), 1)
+		c.move(time.Minute)
+		if !spend(t, l, tenant(0), mib) {
+			t.Error("nothing is spent once it has come")
+		}
 	}
 }
 

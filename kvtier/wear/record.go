@@ -29,7 +29,7 @@ type record struct {
 	Written int64 `json:"written"`
 	// Granted is what the process may have written since, at most.
 	Granted int64 `json:"granted"`
-	// Credit is what may be written beyond that.
+	// Credit is what may be written beyond that; below zero what is to come first.
 	Credit int64 `json:"credit"`
 }
 
@@ -64,7 +64,7 @@ func decode(data []byte) (r record, err error) {
 		return record{}, fmt.Errorf("%w: something stands behind it", ErrUnreadable)
 	}
 	for name, n := range map[string]int64{"written": r.Written, "granted": r.Granted, "credit": r.Credit} {
-		if n < 0 || n > maxBytes {
+		if n < 0 && name != "credit" || n < -maxBytes || n > maxBytes {
 			return record{}, fmt.Errorf("%w: %s is %d bytes", ErrUnreadable, name, n)
 		}
 	}
