@@ -37,7 +37,16 @@ func (a *app) kvStat() *cobra.Command {
 	return &cobra.Command{
 		Use:   "stat",
 		Short: "Show budgets, drives, wear and tenants of each node's KV store",
-		Args:  cobra.NoArgs,
+		Long: `Stat shows the KV store of each node. Of its space, OFFERED is what the node has of
+the configured sizes, TENANTS what the tenants of the configuration own, CLAIMS what
+is left for claims and RESERVED what claims have. USED is room taken: on NVMe whole
+segments, each of up to 256 MiB. WRITTEN is all that the drives ever took, MAY WRITE
+the rate that their wear allows on average, DAYS LEFT wants kv.driveEndurance.
+
+HITS and MISSES count blocks that were read since the agent's start, SAVED TOKENS
+those of hits where blockTokens is known. DROPPED counts blocks that a tier did not
+take; the metric hearth_kv_dropped_total says why.`,
+		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			nodes, failure, err := a.readKV(command.Context())
 			if err != nil {
@@ -210,7 +219,8 @@ TENANT is a name as 'hearth kv stat' shows it (of a claim its UID), or KIND/NAME
 two have the name. KEY is the key as the client sends it, or the 64 hexadecimal
 digits of a block's hash. A pinned block stays until it is unpinned or dropped, also
 over restarts where the tenant has NVMe; only a block that is there can be pinned.
-Pins of a tenant take at most 4,096 keys, half of its RAM and half of its NVMe.`,
+Pins of a tenant take at most 4,096 keys, half of its RAM and half of its NVMe.
+Only the agent's local socket takes this call (--socket), no address does.`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: a.completeTenant,
 		RunE: func(command *cobra.Command, args []string) error {
@@ -245,7 +255,8 @@ func (a *app) kvDrop() *cobra.Command {
 		Short: "End blocks of a tenant, also on the drives",
 		Long: `Drop ends the blocks of KEYs, or with --all every block of the tenant, and their
 pins. --all also takes a tenant that the configuration names no more, whose blocks
-are still on the drives. Engines compute anew what they miss.`,
+are still on the drives. Engines compute anew what they miss. Only the agent's local
+socket takes this call (--socket), no address does.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeTenant,
 		RunE: func(command *cobra.Command, args []string) error {

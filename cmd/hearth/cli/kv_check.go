@@ -49,7 +49,8 @@ func (a *app) kvCheck() *cobra.Command {
 names, verifies its checksum, and changes nothing. No agent may serve the store
 meanwhile: a running one verifies each block that it reads from a drive by itself.
 The exit status is 1 where anything is damaged. What is damaged is a miss to
-engines: the agent drops it when it is asked for.`,
+engines: the agent drops it when it is asked for. NOT OPENED counts encrypted blocks
+whose key is not there, UNUSED those that nothing finds any more.`,
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			config, err := load[*nodeagent.Config](file, "agent", "check")
