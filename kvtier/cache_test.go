@@ -491,3 +491,26 @@ func BenchmarkGetRAM(b *testing.B) {
 		}
 	}
 }
+
+func TestWhatIsKeptBesideABlockCountsNoTokens(t *testing.T) {
+	t.Parallel()
+	n := addTenant(t, newCache(t, units.MiB), TenantSpec{Name: "a", Memory: units.MiB, BlockTokens: 256})
+	mustPut(t, n, 1, content(1, 0, 5000))
+	mustPut(t, n, 2, content(2, 0, 28))
+	get(t, n, 1)
+	get(t, n, 2)
+	if s := n.Tenant().Stats().RAM; s.HitTokens != 256 || s.Hits != 2 {
+		t.Errorf("%d hits save %d tokens, want one block's 256", s.Hits, s.HitTokens)
+	}
+}
+
+func TestABlockThatIsLargerThanAnyIsCounted(t *testing.T) {
+	t.Parallel()
+	n := addTenant(t, newCache(t, units.MiB), TenantSpec{Name: "a", Memory: units.MiB})
+	if _, err := n.Put(keyOf(1), block.MaxSize+1, PutOptions{}); !errors.Is(err, block.ErrInvalid) {
+		t.Fatalf("got %v", err)
+	}
+	if s := n.Tenant().Stats(); s.DroppedLarge != 1 {
+		t.Errorf("%d blocks are counted as too large", s.DroppedLarge)
+	}
+}

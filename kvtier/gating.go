@@ -17,7 +17,7 @@ func (n *Namespace) worthLocked(id index.ID) bool {
 		return true
 	}
 	load := t.cache.speed(t.locLocked(id)).Load(int64(t.index.Size(id)))
-	if gate.Decide(load, gate.Recompute{Tokens: n.tokensLocked(), Rate: t.spec.PrefillRate}) {
+	if gate.Decide(load, gate.Recompute{Tokens: n.tokensLocked(t.index.Size(id)), Rate: t.spec.PrefillRate}) {
 		return true
 	}
 	t.stats.gated.Add(1)

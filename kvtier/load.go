@@ -66,20 +66,12 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key) (
 	b = &Block{tenant: t, slot: slot, size: size, sum: r.Sum, tier: TierNVMe}
 	t.stats.hits[TierNVMe].Add(1)
 	t.stats.hitBytes[TierNVMe].Add(int64(size))
-	t.stats.hitTokens[TierNVMe].Add(int64(n.tokensLocked()))
+	t.stats.hitTokens[TierNVMe].Add(int64(n.tokensLocked(size)))
 	if _, here := t.residentLocked(id); same && !here {
 		b.hold = t.index.Enter(id, index.Resident{Key: key, Sum: r.Sum, Slot: uint32(slot)}, true)
 		t.cache.events.add(t, n.id, key, EventStored, TierRAM)
 	}
 	return b, false, nil
-}
-
-// tokensLocked is tokensOf for who has the tenant.
-func (n *Namespace) tokensLocked() int {
-	if n.tokens > 0 {
-		return n.tokens
-	}
-	return n.tenant.spec.BlockTokens
 }
 
 // failed says what a read that failed means: again where the block moved

@@ -241,6 +241,7 @@ func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, 
 	t.touchLocked(id)
 	b := &Block{tenant: t, hold: hold, slot: arena.Slot(r.Slot), size: t.index.Size(id), sum: r.Sum, tier: TierRAM}
 	t.reads++
+	tokens := n.tokensLocked(b.size)
 	verify := int(t.reads)%t.cache.opts.VerifyEvery == 0
 	t.mu.Unlock()
 	if verify && sumOf(b.Bytes()) != r.Sum {
@@ -250,7 +251,7 @@ func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, 
 	}
 	t.stats.hits[TierRAM].Add(1)
 	t.stats.hitBytes[TierRAM].Add(int64(b.size))
-	t.stats.hitTokens[TierRAM].Add(int64(n.tokensOf()))
+	t.stats.hitTokens[TierRAM].Add(int64(tokens))
 	return b, nil
 }
 
@@ -279,12 +280,20 @@ func (t *Tenant) giveUpDamaged(ctx context.Context, id index.ID, hold index.Hold
 	return nil
 }
 
-// tokensOf is the number of tokens in a block, 0 where it is not known.
-func (n *Namespace) tokensOf() int {
-	if n.tokens > 0 {
+// minBlock is the least that holds any tokens, in bytes. What is smaller is what a
+// client keeps beside a block, such as its shape.
+const minBlock = 1 << 10
+
+// tokensLocked is the number of tokens in a block of so many bytes, 0 where it is
+// not known.
+func (n *Namespace) tokensLocked(size int) int {
+	switch {
+	case size < minBlock:
+		return 0
+	case n.tokens > 0:
 		return n.tokens
 	}
-	return n.tenant.Spec().BlockTokens
+	return n.tenant.spec.BlockTokens
 }
 
 // sumOf is the XXH3-128 of a block, high half first.

@@ -38,6 +38,9 @@ type Put struct {
 // Put begins to store a block of size bytes. It never waits: errors wrap
 // ErrDropped where there is no room for it now, ErrRemoved, or block.ErrInvalid.
 func (n *Namespace) Put(key block.Key, size int, opts PutOptions) (*Put, error) {
+	if size > block.MaxSize {
+		n.tenant.stats.droppedLarge.Add(1)
+	}
 	if size < block.MinSize || size > block.MaxSize {
 		return nil, fmt.Errorf("store block: %w: a block has %d to %d bytes, not %d", block.ErrInvalid, block.MinSize, block.MaxSize, size)
 	}

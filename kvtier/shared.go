@@ -34,7 +34,6 @@ func (n *Namespace) Peek(keys []block.Key, sizes []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.index.FindAll(prints, ids)
-	anew := gate.Recompute{Tokens: n.tokensLocked(), Rate: t.spec.PrefillRate}
 	for i, id := range ids {
 		sizes[i] = 0
 		if r, here := t.residentLocked(id); here {
@@ -47,6 +46,7 @@ func (n *Namespace) Peek(keys []block.Key, sizes []int) {
 			continue
 		}
 		sizes[i] = t.index.Size(id)
+		anew := gate.Recompute{Tokens: n.tokensLocked(sizes[i]), Rate: t.spec.PrefillRate}
 		if !gate.Decide(t.cache.speed(t.locLocked(id)).Load(int64(sizes[i])), anew) {
 			sizes[i] = -sizes[i]
 		}
@@ -59,7 +59,7 @@ func (n *Namespace) Recompute() gate.Recompute {
 	t := n.tenant
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return gate.Recompute{Tokens: n.tokensLocked(), Rate: t.spec.PrefillRate}
+	return gate.Recompute{Tokens: n.tokensLocked(minBlock), Rate: t.spec.PrefillRate}
 }
 
 // Sum is the XXH3-128 of the block's bytes, high half first, as it was made when
