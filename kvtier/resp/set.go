@@ -84,6 +84,10 @@ func (c *conn) begin(name []byte, size int) storing {
 		s.wrong = emptyValue
 		return s
 	case size > block.MaxSize:
+		// The tier counts what it is asked to take and does not.
+		if put, err := c.tenant.blocks.Put(s.key, size, parent, hasParent); err == nil {
+			put.Abort()
+		}
 		s.wrong = largeValue
 		return s
 	}
