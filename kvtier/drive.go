@@ -7,6 +7,7 @@ import (
 	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -64,6 +65,15 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 		t.forgetDrive()
 		return errNewer(err)
 	}
+	if c.opts.SegmentSize == 0 && tooFew(drive.SegmentSize(), spec.NVMe) {
+		t.log.Warn("the tenant's room is less than its segments need, its blocks begin anew",
+			slog.Int64("segment", drive.SegmentSize()), slog.Int64("room", int64(spec.NVMe)))
+		t.forgetDrive()
+		if err := errors.Join(drive.Close(), t.discardBlocks()); err != nil {
+			return err
+		}
+		return t.openDrive(spec)
+	}
 	t.mu.Lock()
 	t.record, t.drive, t.spaces = record, drive, known
 	r.finishLocked()
@@ -88,6 +98,16 @@ func (t *Tenant) forgetDrive() {
 	t.drive = nil
 	t.wipeLocked()
 }
+
+// tooFew says whether a tenant's room is so small beside its segments, which were
+// made for more, that none could be used again, and smaller ones could.
+func tooFew(size int64, nvme units.Bytes) bool {
+	return int64(nvme) < fewestSegments*size && size > segment.SizeFor(int64(nvme), largestOn(nvme))
+}
+
+// fewestSegments is the least with which segments can be used again: one is
+// filled, one is free beside it, one holds what is there.
+const fewestSegments = 3
 
 // largestOn is the largest block that a tenant's drives take: at most a sixteenth
 // of its room, so that segments stay many.

@@ -16,6 +16,7 @@ import (
 	"github.com/hearth-dev/hearth/kvtier/block"
 	"github.com/hearth-dev/hearth/kvtier/index"
 	"github.com/hearth-dev/hearth/kvtier/segment"
+	"github.com/hearth-dev/hearth/units"
 )
 
 // Tenant is one tenant's blocks. No other tenant can read them, learn of them or
@@ -135,6 +136,10 @@ func (t *Tenant) open(ctx context.Context, spec TenantSpec) error {
 		}
 	}
 	if opened && t.drive != nil && before.NVMe != spec.NVMe {
+		if size := t.drive.SegmentSize(); spec.NVMe < before.NVMe && t.cache.opts.SegmentSize == 0 && tooFew(size, spec.NVMe) {
+			return fmt.Errorf("%w: %s of NVMe are less than %d segments of %s, which the tenant has: give it as much, or start again, which begins its blocks anew",
+				ErrInvalid, spec.NVMe.Human(), fewestSegments, units.Bytes(size).Human())
+		}
 		if err := t.settleTwice(ctx); err != nil {
 			return err
 		}

@@ -98,6 +98,10 @@ func (o *Options) fill() error {
 	return nil
 }
 
+// SizeFor is the size of the segments of a tenant that begins with so many bytes
+// and blocks of at most largest.
+func SizeFor(bytes int64, largest int) int64 { return chooseSize(bytes, largest) }
+
 // chooseSize is the size of a tenant's segments: the largest of which eight fit
 // the budget, and which takes the largest block.
 func chooseSize(bytes int64, largest int) int64 {
