@@ -65,7 +65,7 @@ func (c *conn) fetch(name []byte) (bool, error) {
 	if err != nil {
 		figures.misses.Add(1)
 		of.misses.Add(1)
-		return false, nil // whatever went wrong below, a cache just has not got it
+		return false, nil //nolint:nilerr // whatever went wrong below, a cache just has not got it
 	}
 	value := got.Bytes()
 	if c.native && !c.fits(info.family(), len(value)) {
