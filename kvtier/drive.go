@@ -188,6 +188,9 @@ func (r *recovery) void(dead segment.Tombstone) { r.do(func() { r.forget(dead) }
 // do does at once what needs no checkpoint before it.
 func (r *recovery) do(what func()) {
 	if r.believed == nil {
+		// A tenant that is cleared and opened again has namespaces that look.
+		r.tenant.mu.Lock()
+		defer r.tenant.mu.Unlock()
 		what()
 		return
 	}

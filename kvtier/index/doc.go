@@ -2,7 +2,7 @@
 // tier, in what order they leave RAM. The KV tier's core asks and tells it under
 // its own lock. It is pure: it reads no clock, does no I/O, takes no lock and
 // holds no block's bytes. It is made for many blocks: a block costs it an entry
-// of 40 bytes without a pointer and its share of a hash table.
+// of 44 bytes without a pointer and its share of a hash table.
 //
 // Blocks are found by a fingerprint of 128 bits, keyed by a seed that no client
 // knows. Two keys with one fingerprint are no danger, only a loss: whoever reads
