@@ -393,10 +393,8 @@ func indexRows(_ context.Context, _ string, o options) ([]Row, error) {
 				prints[i] = index.PrintOf(7, 0, keys[at+i])
 			}
 			x.FindAll(prints, ids)
-			for _, id := range ids {
-				if id == 0 {
-					return 0, fmt.Errorf("a block of the index is not found")
-				}
+			if slices.Contains(ids, 0) {
+				return 0, fmt.Errorf("a block of the index is not found")
 			}
 		}
 		return float64(len(keys)) / time.Since(began).Seconds(), nil
