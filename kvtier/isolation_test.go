@@ -170,3 +170,29 @@ func TestAnothersKeyAndOneThatIsNowhereTakeTheSamePath(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatABorrowerFillsDoesNotKeepAnotherFromItsOwn(t *testing.T) {
+	t.Parallel()
+	c := newCache(t, 4*units.MiB)
+	owner := addTenant(t, c, TenantSpec{Name: "owner", Memory: 3 * units.MiB})
+	borrower := addTenant(t, c, TenantSpec{Name: "borrower", Memory: units.MiB, MemoryLimit: 4 * units.MiB})
+	var slow []*Put
+	for i := range 40 {
+		if p, err := borrower.Put(keyOf(i), 100_000, PutOptions{}); err == nil {
+			slow = append(slow, p)
+		} else if !errors.Is(err, ErrDropped) {
+			t.Fatal(err)
+		}
+	}
+	for i := range 28 {
+		if err := put(t.Context(), owner, keyOf(i), content(i, 0, 100_000), PutOptions{}); err != nil {
+			t.Fatalf("block %d of what is the owner's: %v", i, err)
+		}
+	}
+	for _, p := range slow {
+		p.Abort()
+	}
+	if len(slow) == 0 || borrower.tenant.filling != 0 || borrower.tenant.Stats().RAM.Used != 0 {
+		t.Errorf("%d are filled, %d bytes are counted as being filled", len(slow), borrower.tenant.filling)
+	}
+}

@@ -44,13 +44,36 @@ func (n *Namespace) Put(key block.Key, size int, opts PutOptions) (*Put, error) 
 	if size < block.MinSize || size > block.MaxSize {
 		return nil, fmt.Errorf("store block: %w: a block has %d to %d bytes, not %d", block.ErrInvalid, block.MinSize, block.MaxSize, size)
 	}
-	slot, err := n.tenant.room(size)
+	slot, err := n.tenant.roomToFill(size)
 	if err != nil {
 		return nil, fmt.Errorf("store block: %w", err)
 	}
 	return &Put{
 		space: n, key: key, opts: opts, slot: slot, data: n.tenant.cache.arena.Bytes(slot, size), hash: xxh3.New(),
 	}, nil
+}
+
+// roomToFill is room for a Put, which takes as long as its client. A tenant that
+// borrows fills only a quarter as much as is its own: what is being filled cannot be
+// given back to its owner.
+func (t *Tenant) roomToFill(size int) (arena.Slot, error) {
+	cost := t.cache.arena.Cost(size)
+	t.mu.Lock()
+	most := max(int64(t.spec.Memory), int64(*t.cache.opts.Transit)/4) / 4
+	if t.filling > 0 && t.used+cost > int64(t.spec.Memory) && t.limitLocked() > int64(t.spec.Memory) && t.filling+cost > most {
+		t.mu.Unlock()
+		t.stats.droppedFull.Add(1)
+		return 0, fmt.Errorf("%w: too much that it borrows is being filled", ErrDropped)
+	}
+	t.filling += cost
+	t.mu.Unlock()
+	slot, err := t.room(size)
+	if err != nil {
+		t.mu.Lock()
+		t.filling -= cost
+		t.mu.Unlock()
+	}
+	return slot, err
 }
 
 // room gives a slot for size bytes that the tenant may take.
@@ -110,6 +133,7 @@ func (p *Put) Abort() {
 	t := p.space.tenant
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.filling -= t.cache.arena.Cost(len(p.data))
 	t.freeLocked(p.slot, len(p.data))
 }
 
@@ -262,6 +286,7 @@ func (p *Put) enterLocked(id index.ID, print index.Print, sum [16]byte, again bo
 	}
 	hold := t.index.Enter(id, index.Resident{Key: p.key, Sum: sum, Slot: uint32(p.slot)}, again)
 	p.ended = true // the slot is the index's now
+	t.filling -= t.cache.arena.Cost(len(p.data))
 	t.stats.puts.Add(1)
 	t.stats.putBytes.Add(int64(len(p.data)))
 	if t.drive != nil && !t.drive.Takes(len(p.data)) {

@@ -52,6 +52,7 @@ type Tenant struct {
 	record  tenantRecord
 	spaces  map[block.Namespace]uint16 // places in record.Namespaces
 	used    int64                      // bytes of RAM: slots, and those being filled
+	filling int64                      // of them, of Puts that have not ended
 	queue   []queued                   // to be written, in order
 	waiting int64                      // their bytes
 	writing map[index.ID]chan struct{} // in the writer's hands; closed when done

@@ -18,8 +18,9 @@ type Store interface {
 }
 
 // Open serves a tenant of the KV tier: its blocks in the namespace of this
-// protocol, or what before makes of it where it is not nil. Of what the tenant may
-// take in RAM now, a quarter may be pinned and half be held for replies.
+// protocol, or what before makes of it where it is not nil. Of the RAM that is the
+// tenant's own a quarter may be pinned and half be held for replies, and of what it
+// borrows nothing more: what is held cannot be given back to its owner.
 func Open(ctx context.Context, tenant *kvtier.Tenant, before func(*kvtier.Namespace) Store) (*Tenant, error) {
 	space, err := tenant.Namespace(ctx, block.Identity{Format: Format, Hash: HashName})
 	if err != nil {
@@ -32,10 +33,19 @@ func Open(ctx context.Context, tenant *kvtier.Tenant, before func(*kvtier.Namesp
 	return NewTenant(TenantOptions{
 		Name:      tenant.Name(),
 		Blocks:    blocks{store},
-		PinBytes:  func() int64 { return int64(tenant.Stats().RAM.Budget) / 4 },
-		HoldBytes: func() int64 { return int64(tenant.Stats().RAM.Budget) / 2 },
+		PinBytes:  func() int64 { return own(tenant) / 4 },
+		HoldBytes: func() int64 { return own(tenant) / 2 },
 		Count:     func() int64 { return tenant.Stats().Total },
 	}), nil
+}
+
+// own is the RAM of which clients may hold a part: the tenant's own, or a part of
+// what all tenants without any share.
+func own(tenant *kvtier.Tenant) int64 {
+	if memory := tenant.Spec().Memory; memory > 0 {
+		return int64(memory)
+	}
+	return int64(kvtier.Transit) / 4
 }
 
 // blocks is a Store as Blocks.
