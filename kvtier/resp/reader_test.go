@@ -103,27 +103,27 @@ func TestCommandsAreReadHoweverTheyAreCut(t *testing.T) {
 
 func TestWhatBreaksTheFramingEndsTheConnection(t *testing.T) {
 	t.Parallel()
-	for raw, want := range map[string]string{
-		"*1\r\n+PING\r\n":                         "Protocol error: expected '$', got '+'",
-		"*1\r\n\x01\r\n":                          "Protocol error: expected '$', got '?'",
-		"*1\r\n\r\n":                              "Protocol error: expected '$', got ' '",
-		"*x\r\n":                                  "Protocol error: invalid multibulk length",
-		"*01\r\n":                                 "Protocol error: invalid multibulk length",
-		"*1048577\r\n":                            "Protocol error: invalid multibulk length",
-		"*99999999999999999999999\r\n":            "Protocol error: invalid multibulk length",
-		"*" + strings.Repeat("1", 100):            "Protocol error: invalid multibulk length",
-		"*1\r\n$-1\r\n":                           "Protocol error: invalid bulk length",
-		"*1\r\n$536870913\r\n":                    "Protocol error: invalid bulk length",
-		"*1\r\n$4x\r\nPING\r\n":                   "Protocol error: invalid bulk length",
-		"*1\r\n$4\r\nPINGxx":                      "Protocol error: bulk string without its end",
-		"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nvxx": "Protocol error: bulk string without its end",
-		strings.Repeat("x", 5000):                 "Protocol error: too big inline request",
-		"PING \"a b\"\r\n":                        "Protocol error: unbalanced quotes in request",
+	for _, c := range []struct{ raw, want string }{
+		{"*1\r\n+PING\r\n", "Protocol error: expected '$', got '+'"},
+		{"*1\r\n\x01\r\n", "Protocol error: expected '$', got '?'"},
+		{"*1\r\n\r\n", "Protocol error: expected '$', got ' '"},
+		{"*x\r\n", "Protocol error: invalid multibulk length"},
+		{"*01\r\n", "Protocol error: invalid multibulk length"},
+		{"*1048577\r\n", "Protocol error: invalid multibulk length"},
+		{"*99999999999999999999999\r\n", "Protocol error: invalid multibulk length"},
+		{"*" + strings.Repeat("1", 100), "Protocol error: invalid multibulk length"},
+		{"*1\r\n$-1\r\n", "Protocol error: invalid bulk length"},
+		{"*1\r\n$536870913\r\n", "Protocol error: invalid bulk length"},
+		{"*1\r\n$4x\r\nPING\r\n", "Protocol error: invalid bulk length"},
+		{"*1\r\n$4\r\nPINGxx", "Protocol error: bulk string without its end"},
+		{"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nvxx", "Protocol error: bulk string without its end"},
+		{strings.Repeat("x", 5000), "Protocol error: too big inline request"},
+		{"PING \"a b\"\r\n", "Protocol error: unbalanced quotes in request"},
 	} {
-		_, err := all(newReader(strings.NewReader(raw)))
+		_, err := all(newReader(strings.NewReader(c.raw)))
 		var wrong protocolError
-		if !errors.As(err, &wrong) || string(wrong) != want {
-			t.Errorf("%.60q: %v, not %s", raw, err, want)
+		if !errors.As(err, &wrong) || string(wrong) != c.want {
+			t.Errorf("%.60q: %v, not %s", c.raw, err, c.want)
 		}
 	}
 }
