@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -142,8 +143,11 @@ func decodeCheckpoint(data []byte) (c checkpointed, err error) {
 
 func (t *Tenant) checkpointPath() string { return filepath.Join(t.dir(), checkpointFile) }
 
-// readCheckpoint reads the tenant's checkpoint; one that is damaged is as none.
-func (t *Tenant) readCheckpoint() (checkpointed, error) {
+// readCheckpoint reads the tenant's checkpoint; one that is damaged is as none. So
+// is one of another record than the tenant has, which is removed for good: it
+// vouches for segments with blocks of namespaces that are unknown now, and would
+// do so again once they are known, over what was ended or stored meanwhile.
+func (t *Tenant) readCheckpoint(known []block.Namespace) (checkpointed, error) {
 	data, err := durable.ReadFile(t.cache.fs, t.checkpointPath(), maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return checkpointed{}, nil
@@ -152,8 +156,16 @@ func (t *Tenant) readCheckpoint() (checkpointed, error) {
 	if err == nil {
 		c, err = decodeCheckpoint(data)
 	}
-	if err == nil || errors.Is(err, ErrNewer) {
+	if errors.Is(err, ErrNewer) {
 		return c, err
+	}
+	if err == nil && len(c.namespaces) <= len(known) && slices.Equal(c.namespaces, known[:len(c.namespaces)]) {
+		return c, nil
+	}
+	if err == nil {
+		t.log.Warn("the checkpoint is removed, the tenant's record does not know its blocks")
+		err = t.cache.fs.Remove(t.checkpointPath())
+		return checkpointed{}, errors.Join(err, t.cache.fs.SyncDir(t.dir()))
 	}
 	t.log.Warn("the checkpoint is not used, the segments tell as much", slog.Any("error", err))
 	return checkpointed{}, nil
