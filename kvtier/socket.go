@@ -7,6 +7,9 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // SocketName is the agent's socket in a claim's directory.
@@ -40,10 +43,30 @@ func (s *Space) Listen(ctx context.Context, claim string) (net.Listener, error) 
 	}
 	err = os.Chmod(beside, 0o666)
 	if err == nil {
-		err = os.Rename(beside, s.path(claimsDir, claim, SocketName))
+		err = s.moveIn(beside, s.path(claimsDir, claim, SocketName), claim)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listen for claim %s: %w", claim, errors.Join(err, l.Close(), os.Remove(beside)))
 	}
 	return l, nil
+}
+
+// moveIn gives a claim's socket its name, whatever a container has put there: a
+// directory is not replaced by a rename, so the two change places and it goes into
+// the trash. The container may go on meanwhile, but not for ever.
+func (s *Space) moveIn(beside, name, claim string) (err error) {
+	for range 16 {
+		err = unix.Rename(beside, name)
+		if err == nil || !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOTEMPTY) {
+			break
+		}
+		if err = unix.Renameat2(unix.AT_FDCWD, beside, unix.AT_FDCWD, name, unix.RENAME_EXCHANGE); err == nil {
+			trash := s.path(trashDir, strconv.FormatInt(time.Now().UnixNano(), 10)+"-"+claim+"-"+SocketName)
+			return s.fs.Rename(beside, trash)
+		}
+		if !errors.Is(err, unix.ENOENT) {
+			break
+		}
+	}
+	return os.NewSyscallError("rename", err)
 }
