@@ -256,6 +256,36 @@ func TestAStalledSetGivesItsRoomBack(t *testing.T) {
 	})
 }
 
+// Room is held by values that come, and not by a byte now and then.
+func TestASetThatTricklesGivesItsRoomBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		tier := newMemory(4 << 20)
+		tenant := tenantOf("t", tier)
+		s := servePipes(t, Options{}, Access{Tenant: tenant})
+		trickling, steady := s.client(), s.client()
+		trickling.do("+PONG\r\n", "PING")
+		steady.do("+PONG\r\n", "PING")
+		whole := wire("SET", "k", strings.Repeat("v", 600_000))
+		trickling.send(whole[:1000])
+		steady.send(whole[:1000])
+		for at := 1000; at < 1004; at++ {
+			time.Sleep(9 * time.Second)
+			if at < 1003 {
+				trickling.send(whole[at : at+1])
+			}
+			steady.send(whole[1000+(at-1000)*140_000:][:140_000])
+		}
+		synctest.Wait()
+		trickling.closed()
+		if got := tenant.Stats(); tier.openPuts() != 1 || got.StalledSets != 1 {
+			t.Fatalf("%d values are being stored, %d have stalled, not one each", tier.openPuts(), got.StalledSets)
+		}
+		steady.send(whole[561_000:])
+		steady.expect("+OK\r\n")
+	})
+}
+
 func TestNothingIsSeenOfASetThatBreaksOff(t *testing.T) {
 	t.Parallel()
 	onBothTiers(t, func(t *testing.T, tenant func(string) *Tenant) {

@@ -180,8 +180,11 @@ func (c *conn) fill(s *storing) (at int, err error) {
 			return at, err
 		}
 	}
-	for at < len(into) {
-		c.readBy(c.server.options.BodyTimeout)
+	for from := -1; at < len(into); {
+		if from != filled { // a byte now and then is not enough to keep the room
+			from = filled
+			c.readBy(c.server.options.BodyTimeout)
+		}
 		n, err := c.Read(into[at:min(filled+fillAtOnce, len(into))])
 		came(n)
 		if err == nil || at == len(into) {
