@@ -61,3 +61,27 @@ func TestASetIsNotAnsweredWhereItsFormerValueMayStay(t *testing.T) {
 	c.send(wire("SET", "key", "value"))
 	c.closed()
 }
+
+// unwritable is a tier whose drive takes no more, so that nothing is ended durably.
+type unwritable struct{ *memory }
+
+func (u *unwritable) Put(block.Key, int, block.Key, bool) (Put, error) { return nil, errMemory }
+
+func (u *unwritable) Delete(ctx context.Context, keys ...block.Key) (int, error) {
+	removed, _ := u.memory.Delete(ctx, keys...)
+	return removed, errMemory
+}
+
+// Whoever is told OK may never see the former value again, not even after a kill.
+// Only a native client is told so nevertheless: its worker would not live on.
+func TestASetIsRefusedWhereItsFormerValueMayComeBack(t *testing.T) {
+	t.Parallel()
+	s := serve(t, Options{}, Access{Tenant: NewTenant(TenantOptions{Name: "t", Blocks: &unwritable{newMemory(1000)}})})
+	native, other := s.client(), s.client()
+	native.do("+OK\r\n", "SET", "key", "value")
+	other.do("+PONG\r\n", "PING")
+	other.do("-"+errFormer.Error()+"\r\n", "SET", "key", "value")
+	other.do("-"+errFormer.Error()+"\r\n", "SET", "key", "value", "GET")
+	other.do("-ERR deleting failed\r\n", "DEL", "key")
+	other.do("$-1\r\n", "GET", "key")
+}

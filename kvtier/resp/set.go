@@ -232,7 +232,7 @@ func (c *conn) finishSet(s *storing, args [][]byte) error {
 		return c.finishConditional(s, options)
 	}
 	if err := c.commit(s); err != nil {
-		return err
+		return c.refuse(err)
 	}
 	c.simple("OK")
 	return nil
@@ -240,7 +240,8 @@ func (c *conn) finishSet(s *storing, args [][]byte) error {
 
 // drop counts the value as dropped. What its key had before goes as well: the
 // client is told OK, and would take that for what it has just stored. An error
-// says that it must not be told, since the listener ends before that is done.
+// says that it must not be told: errFormer, or that the listener ends before that
+// is done.
 func (c *conn) drop(s *storing) error {
 	c.tenant.figures.dropped.Add(1)
 	s.model.dropped.Add(1)
@@ -251,8 +252,23 @@ func (c *conn) drop(s *storing) error {
 	if ctx := c.listening.ctx; ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	// A native client is told OK all the same: an error would end its worker.
 	c.server.options.Log.Error("a former value may come back after a kill, its end cannot be written", slog.Any("error", err))
+	if !c.native {
+		return errFormer
+	}
+	return nil // told OK all the same: an error would end its worker
+}
+
+// errFormer says that a value was not stored, and that the one before may come
+// back, since no drive takes its end.
+var errFormer = errors.New("ERR the value is not stored and the drive does not take the end of the former one")
+
+// refuse tells a client that its SET came to errFormer.
+func (c *conn) refuse(err error) error {
+	if !errors.Is(err, errFormer) {
+		return err
+	}
+	c.error(err.Error())
 	return nil
 }
 
@@ -305,7 +321,7 @@ func (c *conn) finishConditional(s *storing, options setOptions) error {
 		s.abort()
 	} else if err := c.commit(s); err != nil {
 		letGo(former)
-		return err
+		return c.refuse(err)
 	}
 	leave()
 	switch {
