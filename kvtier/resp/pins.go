@@ -94,14 +94,29 @@ func (p *pins) holds(key block.Key) bool {
 	return p.held[key] != nil
 }
 
-// replace has a pinned key hold the block that was stored over it.
+// replace has a pinned key hold the block that was stored over it. One that is
+// larger and beyond the bound is not held: nobody who asked awaits its size.
 func (p *pins) replace(key block.Key, pin Pin) {
+	limit := p.limit()
 	p.mu.Lock()
-	if h := p.held[key]; h != nil {
-		p.bytes += int64(pin.Size() - h.pin.Size())
-		h.pin, pin = pin, h.pin
+	h := p.held[key]
+	if h == nil {
+		p.mu.Unlock()
+		pin.Release()
+		return
 	}
+	old := h.pin
+	if more := int64(pin.Size() - old.Size()); more <= 0 || p.bytes+more <= limit {
+		h.pin = pin
+		p.bytes += more
+		p.mu.Unlock()
+		old.Release()
+		return
+	}
+	p.full++
+	p.removeLocked(h)
 	p.mu.Unlock()
+	old.Release()
 	pin.Release()
 }
 

@@ -162,6 +162,29 @@ func TestPinsAreBoundedAndNoneIsBroken(t *testing.T) {
 	}
 }
 
+// What is stored over a pinned block counts as much as what is pinned.
+func TestPinsStayWithinTheirBoundWhenLargerValuesAreStored(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, tenant, s, w := pinned(t, multiprocess)
+		other := s.client()
+		other.do("+PONG\r\n", "PING")
+		for i := range 2 { // 8192 of 10000 bytes
+			mustSet(t, w, key(multiprocess, i))
+			mustExist(t, w, key(multiprocess, i), true)
+		}
+		other.do("+OK\r\n", "SET", key(multiprocess, 0), strings.Repeat("w", 5904))
+		if got := tenant.Stats(); got.Pins != 2 || got.PinnedBytes != 10_000 {
+			t.Errorf("%d pins of %d bytes, not 2 of 10000", got.Pins, got.PinnedBytes)
+		}
+		other.do("+OK\r\n", "SET", key(multiprocess, 1), strings.Repeat("w", 4097))
+		if got := tenant.Stats(); got.Pins != 1 || got.PinnedBytes != 5904 {
+			t.Errorf("%d pins of %d bytes, not 1 of 5904", got.Pins, got.PinnedBytes)
+		}
+		other.do(bulk(strings.Repeat("w", 4097)), "GET", key(multiprocess, 1))
+	})
+}
+
 func TestDeletingEndsThePin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
