@@ -52,7 +52,9 @@ type saved struct {
 
 // checkpointed is the content of a checkpoint.
 type checkpointed struct {
-	seed uint64
+	// store tells the store that it is of; see storeOf.
+	store uint32
+	seed  uint64
 	// lastSeq is the sequence number of the last record when it was begun: what was
 	// ended before is not in it.
 	lastSeq    uint64
@@ -68,7 +70,7 @@ func (c checkpointed) encode() []byte {
 	out = le.AppendUint32(out, FormatVersion)
 	out = le.AppendUint32(out, uint32(len(c.segments)))
 	out = le.AppendUint32(out, uint32(len(c.namespaces)))
-	out = le.AppendUint32(out, 0)
+	out = le.AppendUint32(out, c.store)
 	out = le.AppendUint64(out, uint64(len(c.entries)))
 	out = le.AppendUint64(out, c.seed)
 	out = le.AppendUint64(out, c.lastSeq)
@@ -115,6 +117,7 @@ func decodeCheckpoint(data []byte) (c checkpointed, err error) {
 	if entries > maxCheckpoint/savedBytes || uint64(len(body)) != checkpointHeader+coveredBytes*segments+16*spaces+savedBytes*entries {
 		return c, fmt.Errorf("%w: its parts do not add up", errCheckpoint)
 	}
+	c.store = le.Uint32(data[20:])
 	c.seed, c.lastSeq = le.Uint64(data[32:]), le.Uint64(data[40:])
 	at := body[checkpointHeader:]
 	for range segments {
@@ -143,11 +146,16 @@ func decodeCheckpoint(data []byte) (c checkpointed, err error) {
 
 func (t *Tenant) checkpointPath() string { return filepath.Join(t.dir(), checkpointFile) }
 
+// storeOf tells stores of one tenant apart by their salts: a checkpoint of another
+// node's, or of one that was removed, may know segments of the same names and
+// incarnations, and less or more that was ended.
+func storeOf(salt string) uint32 { return uint32(xxh3.HashString(salt)) }
+
 // readCheckpoint reads the tenant's checkpoint; one that is damaged is as none. So
-// is one of another record than the tenant has, which is removed for good: it
+// is one that does not belong to the tenant's record, which is removed for good: it
 // vouches for segments with blocks of namespaces that are unknown now, and would
 // do so again once they are known, over what was ended or stored meanwhile.
-func (t *Tenant) readCheckpoint(known []block.Namespace) (checkpointed, error) {
+func (t *Tenant) readCheckpoint(of tenantRecord) (checkpointed, error) {
 	data, err := durable.ReadFile(t.cache.fs, t.checkpointPath(), maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return checkpointed{}, nil
@@ -159,11 +167,11 @@ func (t *Tenant) readCheckpoint(known []block.Namespace) (checkpointed, error) {
 	if errors.Is(err, ErrNewer) {
 		return c, err
 	}
-	if err == nil && len(c.namespaces) <= len(known) && slices.Equal(c.namespaces, known[:len(c.namespaces)]) {
+	if n := len(c.namespaces); err == nil && c.store == storeOf(of.Salt) && n <= len(of.ids) && slices.Equal(c.namespaces, of.ids[:n]) {
 		return c, nil
 	}
 	if err == nil {
-		t.log.Warn("the checkpoint is removed, the tenant's record does not know its blocks")
+		t.log.Warn("the checkpoint is removed, it is not of the tenant's record")
 		err = t.cache.fs.Remove(t.checkpointPath())
 		return checkpointed{}, errors.Join(err, t.cache.fs.SyncDir(t.dir()))
 	}
@@ -218,7 +226,7 @@ func (t *Tenant) snapshot(drive *segment.Log) checkpointed {
 				add(id)
 			}
 		}
-		c.namespaces = t.record.ids
+		c.namespaces, c.store = t.record.ids, storeOf(t.record.Salt)
 		t.mu.Unlock()
 	}
 	return c

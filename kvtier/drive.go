@@ -35,7 +35,7 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 		known[id] = uint16(place)
 	}
 	t.cache.removeTemps(t.dir())
-	before, err := t.readCheckpoint(record.ids)
+	before, err := t.readCheckpoint(record)
 	if err != nil {
 		return err
 	}

@@ -291,52 +291,6 @@ func TestADamagedCheckpointCostsTimeAndNothingElse(t *testing.T) {
 	}
 }
 
-// A tenant whose record is lost begins anew, whatever its checkpoint says: what is
-// ended then leaves no tombstone, since nothing of it is known, and what is stored
-// may be in RAM alone.
-func TestBlocksOfALostRecordStayLostWithACheckpoint(t *testing.T) {
-	t.Parallel()
-	for name, damage := range map[string]func(path string) error{
-		"removed": os.Remove,
-		"cut":     func(path string) error { return os.Truncate(path, 10) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			spec := TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true}
-			if err := os.MkdirAll(filepath.Join(dir, quarantineDir), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			c := onDrive(t, dir)
-			n := addTenant(t, c, spec)
-			mustPut(t, n, 1, content(1, 0, 50_000))
-			mustPut(t, n, 2, content(2, 0, 50_000))
-			n.tenant.flush(t.Context())
-			path := n.tenant.recordPath()
-			closeCache(t, c)
-			if err := damage(path); err != nil {
-				t.Fatal(err)
-			}
-			c = onDrive(t, dir)
-			n = addTenant(t, c, spec)
-			if _, err := n.Delete(t.Context(), keyOf(1)); err != nil {
-				t.Fatal(err)
-			}
-			mustPut(t, n, 2, content(2, 1, 50_000))
-			closeCache(t, c) // as after a kill: nothing was written
-			c = onDrive(t, dir)
-			defer closeCache(t, c)
-			n = addTenant(t, c, spec)
-			for key := 1; key <= 2; key++ {
-				if b, err := n.Get(t.Context(), keyOf(key)); !errors.Is(err, ErrMiss) {
-					b.Release()
-					t.Errorf("block %d came back from before its tenant's record was lost", key)
-				}
-			}
-		})
-	}
-}
-
 func TestADamagedBlockOnTheDriveIsAMissAnEventAndNeverComesBack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
