@@ -77,7 +77,9 @@ func (r *reader) probe() (p probe, err error) {
 		case errors.Is(err, ErrNewer):
 			return p, err
 		case err == nil && (h.tenant != r.tenant || h.number != r.number || h.size != r.size):
-			return p, nil // another's: nothing of it is ours
+			// Nothing of it is ours, and what was here is gone: perhaps tombstones.
+			p.unreadable = fmt.Errorf("%w: the segment is another's", errFormat)
+			return p, nil
 		case err == nil:
 			headed, p.incarnation, p.seq = true, h.incarnation, h.seq
 		}

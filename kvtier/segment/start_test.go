@@ -2,7 +2,9 @@ package segment
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -261,5 +263,36 @@ func TestSegmentsAreFilledInTheOrderOfTheirIncarnations(t *testing.T) {
 	must(t, fill(200, 216, 0)(c), c.restart(), c.check())
 	if !slices.IsSorted(told) {
 		t.Errorf("told in the order %v", told)
+	}
+}
+
+// A segment that another tenant's was put in the place of may have held the
+// tombstones of what older ones have: nothing of the drive is believed then.
+func TestASegmentInWhosePlaceIsAnothersTakesItsTombstonesAlong(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(h *header){
+		"another tenant": func(h *header) { h.tenant[0]++ },
+		"another number": func(h *header) { h.number++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := opened(t, nil)
+			must(t, fill(0, 10, 0)(c), c.seal(), endAll(1)(c), c.seal())
+			list := c.log.Segments()
+			newest := slices.MaxFunc(list, func(a, b Info) int { return cmp.Compare(a.Incarnation, b.Incarnation) })
+			must(t, c.close())
+			path := fmt.Sprintf("/drive0/blocks/%d.seg", newest.Number)
+			data := readAll(t, c, path)
+			h, err := decodeHeader(data)
+			must(t, err)
+			change(&h)
+			h.encode(data)
+			must(t, durable.WriteFile(c.fs, path, data, 0o600))
+			must(t, c.open())
+			if c.index[keyOf(1)] != 0 {
+				t.Error("a block that was deleted came back")
+			}
+			must(t, c.reads())
+		})
 	}
 }
