@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -220,6 +221,20 @@ func TestABudgetBelowWhatClaimsReservedIsRefused(t *testing.T) {
 	}
 	if _, err := s.Reserve(t.Context(), Reservation{Claim: "d", Namespace: "m", Memory: 2}); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestARateBeyondAllBoundsIsNoBound(t *testing.T) {
+	t.Parallel()
+	for _, perDay := range []float64{1e9, 1e300, math.Inf(1)} {
+		c := onDrive(t, t.TempDir(), func(o *CacheOptions) { o.Wear.WritesPerDay, o.Wear.Capacity = perDay, units.TiB })
+		n := addTenant(t, c, TenantSpec{Name: "a", Memory: 4 * units.MiB, NVMe: 40 * units.MiB, AdmitAll: true})
+		mustPut(t, n, 1, content(1, 0, 50_000))
+		drain(t, n.tenant)
+		if s := n.tenant.Stats(); s.Written != 1 {
+			t.Errorf("with %g writes a day %d blocks are written, not 1", perDay, s.Written)
+		}
+		closeCache(t, c)
 	}
 }
 

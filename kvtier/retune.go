@@ -67,5 +67,5 @@ func (c *Cache) SetWritesPerDay(writes float64) error {
 // second over a day.
 func rates(rate int64) (steady, burst int64) {
 	day := float64(rate) * (24 * time.Hour).Seconds()
-	return int64(float64(rate) * rateOfDay), int64(math.Ceil(day * burstOfDay))
+	return int64(float64(rate) * rateOfDay), int64(min(math.Ceil(day*burstOfDay), 1<<60)) // beyond it nothing is bounded
 }
