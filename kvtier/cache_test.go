@@ -401,8 +401,11 @@ func TestATenantThatDidNotOpenNamesNoBlocks(t *testing.T) {
 	dir := t.TempDir()
 	c := onDrive(t, dir)
 	defer closeCache(t, c)
-	folder := newTenant(c, TenantSpec{Kind: TenantCredential, Name: "a"}).folder()
-	blocks := filepath.Join(dir, blocksDir, folder)
+	known := newTenant(c, TenantSpec{Kind: TenantCredential, Name: "a"})
+	if err := errors.Join(os.MkdirAll(known.dir(), 0o700), known.writeRecord(newRecord(TenantCredential, "a"))); err != nil {
+		t.Fatal(err)
+	}
+	blocks := filepath.Join(dir, blocksDir, known.folder())
 	if err := os.WriteFile(blocks, nil, 0o600); err != nil { // instead of a directory
 		t.Fatal(err)
 	}

@@ -94,6 +94,11 @@ func (t *Tenant) readRecord() (tenantRecord, error) {
 	if err := durable.MkdirAllSynced(fsys, t.dir(), 0o700); err != nil {
 		return tenantRecord{}, err
 	}
+	// Blocks from before are unknown until their namespace is known again, and would
+	// come back then over what was ended or stored meanwhile.
+	if err := t.discardBlocks(); err != nil {
+		return tenantRecord{}, err
+	}
 	return r, t.writeRecord(r)
 }
 
