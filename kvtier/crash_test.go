@@ -70,10 +70,14 @@ func (l *history) open() (err error) {
 	if err != nil {
 		return err
 	}
-	if err := l.add(); err != nil {
-		return err
+	if err = l.add(); err == nil {
+		err = l.space("x")
 	}
-	return l.space("x")
+	if err != nil {
+		// Who cannot start ends, and gives its locks back.
+		return errors.Join(err, l.cache.Close())
+	}
+	return nil
 }
 
 func (l *history) add() error {
