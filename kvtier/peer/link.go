@@ -89,6 +89,7 @@ type link struct {
 	reader *bufio.Reader
 	buf    []byte
 	number uint32 // of the last request
+	ask    time.Duration
 	stop   func() bool
 }
 
@@ -101,7 +102,8 @@ func (p *Peers) open(ctx context.Context, r *remote) (_ *link, err error) {
 		return nil, fmt.Errorf("dial KV peer: %w", err)
 	}
 	raw = counted{raw, &p.totals.bytesIn, &p.totals.bytesOut}
-	l := &link{raw: raw, conn: raw}
+	// Who waits longer for answers gives its peers as long.
+	l := &link{raw: raw, conn: raw, ask: max(askWithin, p.opts.LookupWait)}
 	l.stop = context.AfterFunc(ctx, func() { _ = raw.Close() })
 	defer func() {
 		if err != nil {
@@ -168,7 +170,7 @@ func (l *link) send(kind kind, space block.Namespace, entries []entry, until tim
 
 // has asks which blocks are there, and writes their lengths.
 func (l *link) has(space block.Namespace, entries []entry, sizes []int) error {
-	until := time.Now().Add(askWithin)
+	until := time.Now().Add(l.ask)
 	if err := l.send(kindHas, space, entries, until); err != nil {
 		return fmt.Errorf("ask KV peer: %w", err)
 	}

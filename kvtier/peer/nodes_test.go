@@ -96,6 +96,25 @@ func gotten(t testing.TB, b *Blocks, key block.Key) []byte {
 	return bytes.Clone(got.Bytes())
 }
 
+// comes gives a copy of a block that a peer has, however slow this machine is: a
+// peer that seems not to answer is left alone for a while and asked again.
+func comes(t testing.TB, b *Blocks, key block.Key) []byte {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for {
+		if got := gotten(t, b, key); got != nil {
+			return got
+		}
+		again := time.NewTimer(20 * time.Millisecond)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("block %v did not come within a minute", key)
+		}
+	}
+}
+
 // local gives a copy of a block that is on this node, nil where it is not.
 func local(t testing.TB, b *Blocks, key block.Key) []byte {
 	t.Helper()
