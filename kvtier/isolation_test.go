@@ -196,3 +196,17 @@ func TestWhatABorrowerFillsDoesNotKeepAnotherFromItsOwn(t *testing.T) {
 		t.Errorf("%d are filled, %d bytes are counted as being filled", len(slow), borrower.tenant.filling)
 	}
 }
+
+func TestATenantOfDrivesAloneIsSentLargeBlocksTwoAtATime(t *testing.T) {
+	t.Parallel()
+	transit := Transit
+	c := newCache(t, units.MiB, func(o *CacheOptions) { o.Transit = &transit })
+	n := addTenant(t, c, TenantSpec{Name: "a", NVMe: units.GiB})
+	for key := range 2 {
+		p, err := n.Put(keyOf(key), 32<<20, PutOptions{})
+		if err != nil {
+			t.Fatalf("block %d of two that come at once: %v", key, err)
+		}
+		defer p.Abort()
+	}
+}

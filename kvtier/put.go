@@ -53,13 +53,13 @@ func (n *Namespace) Put(key block.Key, size int, opts PutOptions) (*Put, error) 
 	}, nil
 }
 
-// roomToFill is room for a Put, which takes as long as its client. A tenant that
-// borrows fills only a quarter as much as is its own: what is being filled cannot be
-// given back to its owner.
+// roomToFill is room for a Put, which takes as long as its client. What is being
+// filled cannot be given back to its owner: a tenant that borrows fills at most a
+// quarter of its own, or half of Transit, which is nobody's.
 func (t *Tenant) roomToFill(size int) (arena.Slot, error) {
 	cost := t.cache.arena.Cost(size)
 	t.mu.Lock()
-	most := max(int64(t.spec.Memory), int64(*t.cache.opts.Transit)/4) / 4
+	most := max(int64(t.spec.Memory)/4, int64(*t.cache.opts.Transit)/2)
 	if t.filling > 0 && t.used+cost > int64(t.spec.Memory) && t.limitLocked() > int64(t.spec.Memory) && t.filling+cost > most {
 		t.mu.Unlock()
 		t.stats.droppedFull.Add(1)

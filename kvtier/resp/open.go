@@ -39,13 +39,13 @@ func Open(ctx context.Context, tenant *kvtier.Tenant, before func(*kvtier.Namesp
 	}), nil
 }
 
-// own is the RAM of which clients may hold a part: the tenant's own, or a part of
-// what all tenants without any share.
+// own is the RAM of which clients may hold a part, in bytes: the tenant's own. One
+// that has none has what is nobody's, as far as it may take that.
 func own(tenant *kvtier.Tenant) int64 {
 	if memory := tenant.Spec().Memory; memory > 0 {
 		return int64(memory)
 	}
-	return int64(kvtier.Transit) / 4
+	return int64(min(tenant.Stats().RAM.Budget, kvtier.Transit))
 }
 
 // blocks is a Store as Blocks.
