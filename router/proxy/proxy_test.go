@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -320,13 +319,8 @@ func hangUp(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// refusing is an address where nothing listens.
-func refusing(t *testing.T) string {
-	t.Helper()
-	s := httptest.NewServer(nil)
-	s.Close()
-	return s.URL
-}
+// refusing is an address where nothing listens; no other test is given its port.
+func refusing(*testing.T) string { return "http://127.0.0.1:1" }
 
 func TestARequestIsSentOnceMoreElsewhereWhenTheEngineWasLostBeforeAByte(t *testing.T) {
 	t.Parallel()

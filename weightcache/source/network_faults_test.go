@@ -67,8 +67,6 @@ func TestEachFailureOnTheWayToAnOriginIsUnavailableAndNamed(t *testing.T) {
 	t.Parallel()
 	untrusted := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(untrusted.Close)
-	refused := httptest.NewServer(http.NotFoundHandler())
-	refused.Close()
 	for name, c := range map[string]struct {
 		opts source.HubOptions
 		says string
@@ -80,7 +78,7 @@ func TestEachFailureOnTheWayToAnOriginIsUnavailableAndNamed(t *testing.T) {
 			}}
 			return (&net.Dialer{Resolver: none}).DialContext(ctx, network, address)
 		}}, "hub.invalid"},
-		"refused":               {source.HubOptions{URL: refused.URL}, "refused"},
+		"refused":               {source.HubOptions{URL: "http://127.0.0.1:1"}, "refused"},
 		"certificate untrusted": {source.HubOptions{URL: untrusted.URL}, "certificate"},
 		"certificate of another host": {source.HubOptions{
 			URL: strings.Replace(untrusted.URL, "127.0.0.1", "localhost", 1), TLSConfig: &tls.Config{ServerName: "elsewhere.test", RootCAs: rootsOf(untrusted)},

@@ -199,12 +199,11 @@ func TestFailuresHaveTheirExitStatusAndTheAgentsHint(t *testing.T) {
 
 func TestAnAgentThatDoesNotAnswerIsUnreachableWithAHint(t *testing.T) {
 	t.Parallel()
-	server := httptest.NewServer(http.NotFoundHandler())
-	server.Close()
+	const nobody = "http://127.0.0.1:1" // no other test is given this port
 	for _, args := range [][]string{
-		{"status", "--addr", server.URL},
+		{"status", "--addr", nobody},
 		{"models", "list", "--socket", t.TempDir() + "/agent.sock"},
-		{"models", "pull", testRef, "--addr", server.URL},
+		{"models", "pull", testRef, "--addr", nobody},
 	} {
 		_, complaint, code := hearth(t, args...)
 		if code != terminal.ExitUnreachable || !strings.Contains(complaint, "hint: is the agent running?") {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"crypto/tls"
-	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
@@ -64,9 +63,8 @@ func TestAFileOfAHearthUpThatWasKilledIsNotBelieved(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	t.Setenv(envAgent, "")
 	t.Setenv(envRouter, "")
-	gone := httptest.NewServer(http.NotFoundHandler())
-	gone.Close()
-	if err := upstate.Write(upstate.State{PID: os.Getpid(), RouterAdmin: gone.URL, Agents: []upstate.Agent{{Node: "node-1", Admin: gone.URL, Socket: "/nowhere.sock"}}}); err != nil {
+	const gone = "http://127.0.0.1:1" // no other test is given this port
+	if err := upstate.Write(upstate.State{PID: os.Getpid(), RouterAdmin: gone, Agents: []upstate.Agent{{Node: "node-1", Admin: gone, Socket: "/nowhere.sock"}}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"status"}, {"nodes"}, {"explain", "hi"}, {"inject", "xid", "79", "--device", "gpu-0"}} {
