@@ -63,10 +63,10 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key) (
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	same := t.index.Find(print) == id && t.locLocked(id) == loc && !t.gone
-	b = &Block{tenant: t, slot: slot, size: size, sum: r.Sum, tier: TierNVMe}
+	b = &Block{tenant: t, slot: slot, size: size, sum: r.Sum, tier: TierNVMe, tokens: n.tokensLocked(size)}
 	t.stats.hits[TierNVMe].Add(1)
 	t.stats.hitBytes[TierNVMe].Add(int64(size))
-	t.stats.hitTokens[TierNVMe].Add(int64(n.tokensLocked(size)))
+	t.stats.hitTokens[TierNVMe].Add(int64(b.tokens))
 	if _, here := t.residentLocked(id); same && !here {
 		b.hold = t.index.Enter(id, index.Resident{Key: key, Sum: r.Sum, Slot: uint32(slot)}, true)
 		t.cache.events.add(t, n.id, key, EventStored, TierRAM)

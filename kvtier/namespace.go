@@ -152,6 +152,7 @@ type Block struct {
 	size   int
 	sum    [16]byte
 	tier   Tier
+	tokens int
 }
 
 // Tier is where a block was found.
@@ -161,6 +162,8 @@ type Tier uint8
 const (
 	TierRAM Tier = iota
 	TierNVMe
+
+	Tiers = 2 // how many there are
 )
 
 // String is "ram" or "nvme".
@@ -177,6 +180,10 @@ func (b *Block) Bytes() []byte { return b.tenant.cache.arena.Bytes(b.slot, b.siz
 
 // Tier is where the block was.
 func (b *Block) Tier() Tier { return b.tier }
+
+// Tokens is how many an engine need not compute for the block, 0 where that is not
+// known.
+func (b *Block) Tokens() int { return b.tokens }
 
 // Release gives the memory back. It is called exactly once.
 func (b *Block) Release() {
@@ -241,7 +248,7 @@ func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, 
 	t.touchLocked(id)
 	b := &Block{tenant: t, hold: hold, slot: arena.Slot(r.Slot), size: t.index.Size(id), sum: r.Sum, tier: TierRAM}
 	t.reads++
-	tokens := n.tokensLocked(b.size)
+	b.tokens = n.tokensLocked(b.size)
 	verify := int(t.reads)%t.cache.opts.VerifyEvery == 0
 	t.mu.Unlock()
 	if verify && sumOf(b.Bytes()) != r.Sum {
@@ -251,7 +258,7 @@ func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, 
 	}
 	t.stats.hits[TierRAM].Add(1)
 	t.stats.hitBytes[TierRAM].Add(int64(b.size))
-	t.stats.hitTokens[TierRAM].Add(int64(tokens))
+	t.stats.hitTokens[TierRAM].Add(int64(b.tokens))
 	return b, nil
 }
 

@@ -131,7 +131,8 @@ func describeTenant(served *kvServed) admin.KVTenant {
 	}
 	for name, m := range sum.models {
 		d.Models[name] = admin.KVModel{
-			Hits: int64(m.Hits), Misses: int64(m.Misses), Stored: int64(m.Stored), Dropped: int64(m.Dropped), SavedTokens: int64(m.SavedTokens),
+			Hits: int64(m.RAM.Hits + m.NVMe.Hits), Misses: int64(m.Misses), Stored: int64(m.Stored), Dropped: int64(m.Dropped),
+			SavedTokens: int64(m.RAM.Tokens + m.NVMe.Tokens),
 		}
 	}
 	return d

@@ -48,15 +48,9 @@ type kvSum struct {
 	stats  kvtier.TenantStats // without its names
 	resp   resp.TenantStats   // without its models
 	pinned kvtier.Pinned
-	models map[string]kvModel
+	models map[string]resp.ModelStats
 	// recovery is the longest of a tenant.
 	recovery time.Duration
-}
-
-// kvModel is what clients asked of one model.
-type kvModel struct {
-	resp.ModelStats
-	SavedTokens uint64
 }
 
 func (s *kvSum) add(o kvSum) {
@@ -65,7 +59,7 @@ func (s *kvSum) add(o kvSum) {
 	addNumbers(reflect.ValueOf(&s.pinned).Elem(), reflect.ValueOf(o.pinned))
 	s.recovery = max(s.recovery, o.recovery)
 	if s.models == nil {
-		s.models = map[string]kvModel{}
+		s.models = map[string]resp.ModelStats{}
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.models)) {
 		to := name
@@ -107,14 +101,13 @@ func (s kvSum) counts() kvSum {
 
 // sum is what a tenant has.
 func (s *kvServed) sum() kvSum {
-	tokens := uint64(s.tenant.Spec().BlockTokens)
-	one := kvSum{stats: s.tenant.Stats(), resp: s.resp.Stats(), pinned: s.tenant.Pinned(), models: map[string]kvModel{}}
+	one := kvSum{stats: s.tenant.Stats(), resp: s.resp.Stats(), pinned: s.tenant.Pinned(), models: map[string]resp.ModelStats{}}
 	one.recovery = one.stats.Recovery
 	for name, m := range one.resp.Models {
 		// A client chooses its models' names.
 		name = strings.ToValidUTF8(name, "?")
 		of := one.models[name]
-		addNumbers(reflect.ValueOf(&of).Elem(), reflect.ValueOf(kvModel{m, m.Hits * tokens}))
+		addNumbers(reflect.ValueOf(&of).Elem(), reflect.ValueOf(m))
 		one.models[name] = of
 	}
 	one.resp.Models = nil

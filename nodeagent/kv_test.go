@@ -348,7 +348,7 @@ func TestMetricsHaveAsManyTenantsAndModelsAsTheirBoundsSay(t *testing.T) {
 			t.Errorf("%s has %d values of tenant", name, len(seen))
 		}
 	}
-	if got := len(values()["hearth_kv_hits_total"]); got != maxKVTenants {
+	if got := len(values()["hearth_kv_lookups_total"]); got != maxKVTenants {
 		t.Errorf("there are %d tenants, want %d", got, maxKVTenants)
 	}
 	claims := k.figures()[labelClaims].stats
@@ -366,17 +366,17 @@ func TestMetricsHaveAsManyTenantsAndModelsAsTheirBoundsSay(t *testing.T) {
 
 	var sum kvSum
 	for tenant := range 3 {
-		models := map[string]kvModel{}
+		models := map[string]resp.ModelStats{}
 		for i := range 50 {
-			models[fmt.Sprintf("m%d-%02d", tenant, i)] = kvModel{ModelStats: resp.ModelStats{Hits: 1}, SavedTokens: 16}
+			models[fmt.Sprintf("m%d-%02d", tenant, i)] = resp.ModelStats{NVMe: resp.ModelHits{Hits: 1, Tokens: 16}}
 		}
 		sum.add(kvSum{models: models})
 	}
 	var hits uint64
 	for _, m := range sum.models {
-		hits += m.Hits
+		hits += m.NVMe.Hits
 	}
-	if other := sum.models[labelOther]; len(sum.models) != maxKVModels+1 || hits != 150 || other.Hits != 86 || other.SavedTokens != 86*16 {
+	if other := sum.models[labelOther]; len(sum.models) != maxKVModels+1 || hits != 150 || other.NVMe != (resp.ModelHits{Hits: 86, Tokens: 86 * 16}) {
 		t.Errorf("%d models with %d hits, other has %+v", len(sum.models), hits, other)
 	}
 }

@@ -4,16 +4,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/hearth-dev/hearth/kvtier"
+	"github.com/hearth-dev/hearth/kvtier/resp"
 	"github.com/hearth-dev/hearth/units"
 )
 
 // Metrics of the KV store. The label tenant has at most maxKVTenants values, model
-// maxKVModels and "other" for each of them.
+// maxKVModels and "other" for each of them: a client chooses the names of its
+// models, and the tenants' store knows none.
 var (
-	descKVHits     = desc("kv_hits_total", "Blocks read that were there.", "tenant", "tier")
-	descKVHitBytes = desc("kv_hit_bytes_total", "Bytes of blocks read that were there.", "tenant", "tier")
-	descKVSaved    = desc("kv_saved_tokens_total", "Tokens of blocks read that were there, where their number is known.", "tenant", "tier")
-	descKVMisses   = desc("kv_misses_total", "Blocks to be read that were not there, or not whole.", "tenant")
+	descKVHits     = desc("kv_hits_total", "Blocks that clients read and that were there.", "tenant", "tier", "model")
+	descKVHitBytes = desc("kv_hit_bytes_total", "Bytes of blocks that clients read and that were there.", "tenant", "tier", "model")
+	descKVSaved    = desc("kv_saved_tokens_total", "Tokens of blocks that clients read and that were there, where their number is known.", "tenant", "tier", "model")
+	descKVMisses   = desc("kv_misses_total", "Blocks that clients asked for and that were not there, or not whole.", "tenant", "model")
+	descKVStored   = desc("kv_model_stored_total", "Blocks of a model stored.", "tenant", "model")
+	descKVNotKept  = desc("kv_model_dropped_total", "Blocks of a model not kept.", "tenant", "model")
 	descKVLookups  = desc("kv_lookups_total", "Questions whether a block is there: hit, miss, or gated where its load would take longer than to compute it.", "tenant", "result")
 	descKVPuts     = desc("kv_puts_total", "Blocks to be stored: stored, same where the bytes were there. Those of the stored that took the place of others are replaced, too.", "tenant", "result")
 	descKVPutBytes = desc("kv_put_bytes_total", "Bytes of blocks stored.", "tenant")
@@ -34,13 +38,6 @@ var (
 	descKVPinBytes = desc("kv_pinned_bytes", "Bytes of blocks that people pinned.", "tenant")
 	descKVFound    = desc("kv_recovered_blocks", "Blocks on the drives that the start took in.", "tenant")
 	descKVRecovery = desc("kv_recovery_seconds", "How long the start took to take in the blocks of the tenant that took longest.", "tenant")
-
-	descKVModelHits    = desc("kv_model_hits_total", "Blocks of a model read that were there.", "tenant", "model")
-	descKVModelBytes   = desc("kv_model_hit_bytes_total", "Bytes of blocks of a model read that were there.", "tenant", "model")
-	descKVModelSaved   = desc("kv_model_saved_tokens_total", "Tokens of blocks of a model read that were there, where the configuration says blockTokens.", "tenant", "model")
-	descKVModelMisses  = desc("kv_model_misses_total", "Blocks of a model to be read that were not there.", "tenant", "model")
-	descKVModelStored  = desc("kv_model_stored_total", "Blocks of a model stored.", "tenant", "model")
-	descKVModelDropped = desc("kv_model_dropped_total", "Blocks of a model not kept.", "tenant", "model")
 
 	descKVRoom    = desc("kv_space_bytes", "KV space of the node: configured, offered (what it has of that), tenants, claims, reserved.", "tier", "what")
 	descKVLeft    = desc("kv_left_bytes", "Bytes on drives of tenants that nobody serves.")
@@ -65,8 +62,7 @@ var (
 var kvDescs = []*prometheus.Desc{
 	descKVHits, descKVHitBytes, descKVSaved, descKVMisses, descKVLookups, descKVPuts, descKVPutBytes, descKVDropped, descKVWasted, descKVEvicted,
 	descKVDeleted, descKVDamaged, descKVWritten, descKVWriteLen, descKVBlocks, descKVBytes, descKVUsed, descKVBudget, descKVIndex, descKVWaiting,
-	descKVPins, descKVPinBytes, descKVFound, descKVRecovery, descKVModelHits, descKVModelBytes, descKVModelSaved, descKVModelMisses,
-	descKVModelStored, descKVModelDropped, descKVRoom, descKVLeft, descKVWear, descKVRate, descKVLevel, descKVRefused, descKVDays, descKVConns,
+	descKVPins, descKVPinBytes, descKVFound, descKVRecovery, descKVStored, descKVNotKept, descKVRoom, descKVLeft, descKVWear, descKVRate, descKVLevel, descKVRefused, descKVDays, descKVConns,
 	descKVAccepted, descKVNoConn, descKVAuth, descKVProtocol, descKVSlow, descKVWire, descKVCommands, descKVSpecial, descKVClientPin,
 }
 
@@ -143,9 +139,6 @@ func (s *kvSum) collect(tenant string, gauge gaugeFunc, counter counterFunc) {
 		name   string
 		wasted int64
 	}{{t.RAM, kvtier.TierRAM.String(), t.Unread}, {t.NVMe, kvtier.TierNVMe.String(), t.Unwanted}} {
-		counter(descKVHits, tier.Hits, tenant, tier.name)
-		counter(descKVHitBytes, tier.HitBytes, tenant, tier.name)
-		counter(descKVSaved, tier.HitTokens, tenant, tier.name)
 		counter(descKVDamaged, tier.Damaged, tenant, tier.name)
 		counter(descKVWasted, tier.wasted, tenant, tier.name)
 		gauge(descKVBlocks, float64(tier.Blocks), tenant, tier.name)
@@ -153,7 +146,6 @@ func (s *kvSum) collect(tenant string, gauge gaugeFunc, counter counterFunc) {
 		gauge(descKVUsed, float64(tier.Used), tenant, tier.name)
 		gauge(descKVBudget, float64(tier.Budget), tenant, tier.name)
 	}
-	counter(descKVMisses, t.Misses, tenant)
 	counter(descKVLookups, t.LookupHits, tenant, "hit")
 	counter(descKVLookups, max(0, t.LookupMisses-t.Gated), tenant, "miss")
 	counter(descKVLookups, t.Gated, tenant, "gated")
@@ -185,11 +177,13 @@ func (s *kvSum) collect(tenant string, gauge gaugeFunc, counter counterFunc) {
 	}
 	gauge(descKVClientPin, float64(s.resp.PinnedBytes), tenant)
 	for model, m := range s.models {
-		counter(descKVModelHits, int64(m.Hits), tenant, model)
-		counter(descKVModelBytes, int64(m.BytesOut), tenant, model)
-		counter(descKVModelSaved, int64(m.SavedTokens), tenant, model)
-		counter(descKVModelMisses, int64(m.Misses), tenant, model)
-		counter(descKVModelStored, int64(m.Stored), tenant, model)
-		counter(descKVModelDropped, int64(m.Dropped), tenant, model)
+		for tier, of := range map[kvtier.Tier]resp.ModelHits{kvtier.TierRAM: m.RAM, kvtier.TierNVMe: m.NVMe} {
+			counter(descKVHits, int64(of.Hits), tenant, tier.String(), model)
+			counter(descKVHitBytes, int64(of.Bytes), tenant, tier.String(), model)
+			counter(descKVSaved, int64(of.Tokens), tenant, tier.String(), model)
+		}
+		counter(descKVMisses, int64(m.Misses), tenant, model)
+		counter(descKVStored, int64(m.Stored), tenant, model)
+		counter(descKVNotKept, int64(m.Dropped), tenant, model)
 	}
 }

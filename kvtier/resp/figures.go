@@ -3,6 +3,8 @@ package resp
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/hearth-dev/hearth/kvtier"
 )
 
 // figures are counted since the start.
@@ -46,9 +48,14 @@ type TenantStats struct {
 
 // ModelStats are the figures of one model of a tenant.
 type ModelStats struct {
-	Hits, Misses, Stored, Dropped uint64
-	BytesOut, BytesIn             uint64
+	RAM, NVMe               ModelHits // of GET and MGET, by where the value was
+	Misses, Stored, Dropped uint64
+	BytesIn                 uint64 // of values stored
 }
+
+// ModelHits are values of a model that were read on one tier, their bytes, and
+// their tokens, where the number of these is known.
+type ModelHits struct{ Hits, Bytes, Tokens uint64 }
 
 // Stats is a snapshot of the tenant's figures.
 func (t *Tenant) Stats() TenantStats {
@@ -74,8 +81,17 @@ const (
 )
 
 type model struct {
-	hits, misses, stored, dropped atomic.Uint64
-	bytesOut, bytesIn             atomic.Uint64
+	hits                    [kvtier.Tiers]struct{ values, bytes, tokens atomic.Uint64 }
+	misses, stored, dropped atomic.Uint64
+	bytesIn                 atomic.Uint64
+}
+
+// hit counts a value that was read.
+func (m *model) hit(b Block) {
+	of := &m.hits[b.Tier()]
+	of.values.Add(1)
+	of.bytes.Add(uint64(len(b.Bytes())))
+	of.tokens.Add(uint64(b.Tokens()))
 }
 
 // models are the figures of a tenant by model.
@@ -128,8 +144,12 @@ func (m *models) stats() map[string]ModelStats {
 }
 
 func (m *model) stats() ModelStats {
+	on := func(tier kvtier.Tier) ModelHits {
+		of := &m.hits[tier]
+		return ModelHits{of.values.Load(), of.bytes.Load(), of.tokens.Load()}
+	}
 	return ModelStats{
-		Hits: m.hits.Load(), Misses: m.misses.Load(), Stored: m.stored.Load(), Dropped: m.dropped.Load(),
-		BytesOut: m.bytesOut.Load(), BytesIn: m.bytesIn.Load(),
+		RAM: on(kvtier.TierRAM), NVMe: on(kvtier.TierNVMe),
+		Misses: m.misses.Load(), Stored: m.stored.Load(), Dropped: m.dropped.Load(), BytesIn: m.bytesIn.Load(),
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
 
@@ -22,6 +23,9 @@ type memory struct {
 	// parents are what Put was told.
 	parents map[block.Key]block.Key
 	puts    int // that are neither committed nor aborted
+	// tier and tokens are what every block says of itself.
+	tier   kvtier.Tier
+	tokens int
 }
 
 type slot struct {
@@ -178,7 +182,9 @@ func (p *memoryPin) Release() {
 
 type memoryBlock struct{ slot *slot }
 
-func (b *memoryBlock) Bytes() []byte { return b.slot.data }
+func (b *memoryBlock) Bytes() []byte     { return b.slot.data }
+func (b *memoryBlock) Tier() kvtier.Tier { return b.slot.memory.tier }
+func (b *memoryBlock) Tokens() int       { return b.slot.memory.tokens }
 
 func (b *memoryBlock) Release() {
 	b.slot.memory.mu.Lock()

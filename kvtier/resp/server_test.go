@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
 
@@ -455,9 +456,26 @@ func TestModelsAreCountedByNameUpToABound(t *testing.T) {
 	if len(got.Models) != maxModels+1 {
 		t.Fatalf("%d models are counted, not %d", len(got.Models), maxModels+1)
 	}
-	one := ModelStats{Hits: 1, Stored: 1, BytesOut: 5, BytesIn: 5}
-	if got.Models["model-3"] != one || got.Models["other"] != (ModelStats{Hits: 5, Misses: 1, Stored: 5, BytesOut: 25, BytesIn: 25}) {
+	one := ModelStats{RAM: ModelHits{Hits: 1, Bytes: 5}, Stored: 1, BytesIn: 5}
+	others := ModelStats{RAM: ModelHits{Hits: 5, Bytes: 25}, Misses: 1, Stored: 5, BytesIn: 25}
+	if got.Models["model-3"] != one || got.Models["other"] != others {
 		t.Errorf("model-3 has %+v, the others %+v", got.Models["model-3"], got.Models["other"])
+	}
+}
+
+func TestHitsOfAModelAreCountedByTierAndInTokens(t *testing.T) {
+	t.Parallel()
+	tier := newMemory(1 << 20)
+	tenant := tenantOf("t", tier)
+	c := serve(t, Options{}, Access{Tenant: tenant}).client()
+	name := "m@1@0@ab@half"
+	c.do("+OK\r\n", "SET", name, "value")
+	c.do("$5\r\nvalue\r\n", "GET", name)
+	tier.tier, tier.tokens = kvtier.TierNVMe, 16
+	c.do("*2\r\n$5\r\nvalue\r\n$5\r\nvalue\r\n", "MGET", name, name)
+	want := ModelStats{RAM: ModelHits{Hits: 1, Bytes: 5}, NVMe: ModelHits{Hits: 2, Bytes: 10, Tokens: 32}, Stored: 1, BytesIn: 5}
+	if got := tenant.Stats().Models["m"]; got != want {
+		t.Errorf("the model has %+v, want %+v", got, want)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
 
@@ -41,6 +42,9 @@ type Pin interface {
 // Block is a block's bytes, which stay as they are until Release.
 type Block interface {
 	Bytes() []byte
+	// Tier is where the block was, Tokens how many are in it, 0 where that is not known.
+	Tier() kvtier.Tier
+	Tokens() int
 	Release()
 }
 

@@ -76,8 +76,7 @@ func (c *conn) fetch(name []byte) (bool, error) {
 	}
 	figures.hits.Add(1)
 	figures.bytesOut.Add(uint64(len(value)))
-	of.hits.Add(1)
-	of.bytesOut.Add(uint64(len(value)))
+	of.hit(got)
 	return true, c.value(value, got)
 }
 
