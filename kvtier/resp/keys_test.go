@@ -63,6 +63,73 @@ func TestKeysOfLMCacheSayModelRankAndSalt(t *testing.T) {
 	}
 }
 
+// The server's chunk hashes are what tells its keys apart. Prompts that begin alike
+// have the same first hashes, and so find each other's blocks.
+func TestKeysOfTheMultiprocessServersHashesAreReadAndChained(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("testdata/mp_token_hash.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var of struct {
+		None    string `json:"none_hash"`
+		Vectors []struct {
+			ID     int      `json:"id"`
+			Chunk  int      `json:"chunk_size"`
+			Tokens []uint32 `json:"tokens"`
+			Prefix *string  `json:"prefix"`
+			Hashes []string `json:"hashes"`
+		} `json:"vectors"`
+	}
+	if err := json.Unmarshal(raw, &of); err != nil {
+		t.Fatal(err)
+	}
+	const model, rank = "meta-llama/Llama-3.1-8B-Instruct", "01000100"
+	name := func(hash string) string { return model + "@" + rank + "@0@" + hash }
+	none := parseKey([]byte(name(of.None)))
+	follows := map[string]string{} // hash -> what it begins with: the chunk before it and its tokens
+	for _, v := range of.Vectors {
+		if len(v.Hashes) != len(v.Tokens)/v.Chunk {
+			t.Errorf("vector %d has %d hashes of %d tokens", v.ID, len(v.Hashes), len(v.Tokens))
+			continue
+		}
+		before := of.None
+		if v.Prefix != nil {
+			before = *v.Prefix
+		}
+		var o order
+		var parent block.Key
+		for i, hash := range v.Hashes {
+			for _, salt := range []string{"", "tenant-a"} {
+				whole := name(hash)
+				if salt != "" {
+					whole += "@" + salt
+				}
+				info := parseKey([]byte(whole))
+				if info.form != formMultiprocess || string(info.model) != model || string(info.rank) != rank || string(info.salt) != salt {
+					t.Errorf("%s: form %d, model %q, rank %q, salt %q", whole, info.form, info.model, info.rank, info.salt)
+				}
+				if info.family() != none.family() {
+					t.Errorf("%s is of another family than its siblings", whole)
+				}
+			}
+			this := fmt.Sprint(before, v.Tokens[i*v.Chunk:(i+1)*v.Chunk])
+			if other, known := follows[hash]; known && other != this {
+				t.Errorf("%s is of two chunks", hash)
+			}
+			follows[hash], before = this, hash
+			key := block.Key{Hash: block.HashOf([]byte(name(hash)))}
+			if got, ok := o.store(none.family(), key); ok != (i > 0) || got != parent {
+				t.Errorf("vector %d: chunk %d continues %v, %v", v.ID, i, got, ok)
+			}
+			parent = key
+		}
+	}
+	if len(follows) < 10 {
+		t.Errorf("there are %d chunks", len(follows))
+	}
+}
+
 func TestAFamilyIsTheKeyWithoutHashSaltAndTags(t *testing.T) {
 	t.Parallel()
 	for _, same := range [][2]string{
