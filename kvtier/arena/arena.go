@@ -23,6 +23,7 @@ import (
 	"math/bits"
 	"os"
 	"sync"
+	"sync/atomic"
 )
 
 // MaxSize bounds a block, in bytes.
@@ -64,6 +65,10 @@ type Arena struct {
 	memory *memory
 	page   int64 // bytes
 	huge   bool  // whether there are classes of huge pages
+	// enlarge makes huge pages of a new slot's memory, nil where the kernel does
+	// without being asked. After it failed, pause counts the slots that go without.
+	enlarge func(p []byte) bool
+	pause   atomic.Int64
 	// classes are first those of plain pages, then those of huge ones.
 	classes []*class
 
@@ -92,11 +97,16 @@ func New(opts Options) (*Arena, error) {
 		log = slog.Default()
 	}
 	huge := grantsHugePages(hugePageSettings)
-	if !huge {
+	onRequest := !huge && enlarges()
+	if !huge && !onRequest {
 		log.Info("memory for blocks has normal pages: huge ones would make it faster",
 			slog.String("set", hugePageSettings+"/shmem_enabled"), slog.String("to", "advise"))
 	}
-	return newArena(opts.Capacity, log, int64(os.Getpagesize()), huge)
+	a, err := newArena(opts.Capacity, log, int64(os.Getpagesize()), huge || onRequest)
+	if err == nil && onRequest {
+		a.enlarge = enlarge
+	}
+	return a, err
 }
 
 func newArena(capacity int64, log *slog.Logger, page int64, huge bool) (*Arena, error) {
@@ -173,29 +183,49 @@ func (a *Arena) Alloc(n int) (Slot, error) {
 		return 0, fmt.Errorf("allocate memory: a block of %d bytes, 1 to %d are allowed", n, MaxSize)
 	}
 	c, units := a.class(n)
-	slot, err := a.alloc(c, units)
+	slot, has, err := a.alloc(c, units)
 	if err != nil {
 		return 0, fmt.Errorf("allocate memory for a block: %w", err)
+	}
+	if has < units && c.unit == hugePage && a.enlarge != nil {
+		a.enlargeNew(a.bytes(slot, n, int(units*c.unit))[has*c.unit:])
 	}
 	clear(a.Padded(slot, n)[n:])
 	return slot, nil
 }
 
-func (a *Arena) alloc(c *class, units int64) (Slot, error) {
+// pauseAfter is how many slots go without huge pages after the kernel had none: to
+// look for some takes it long where memory is in pieces.
+const pauseAfter = 256
+
+// enlargeNew makes huge pages of memory that a slot has not touched so far. Where
+// there are none it has plain ones.
+func (a *Arena) enlargeNew(p []byte) {
+	if a.pause.Add(-1) >= 0 {
+		return
+	}
+	a.pause.Store(0)
+	if !a.enlarge(p) {
+		a.pause.Store(pauseAfter)
+	}
+}
+
+// alloc gives a slot and says how many of its units were resident before.
+func (a *Arena) alloc(c *class, units int64) (_ Slot, had int64, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	cost := units * c.unit
 	switch {
 	case a.closed:
-		return 0, ErrClosed
+		return 0, 0, ErrClosed
 	case a.used+a.reserved+cost > a.capacity:
-		return 0, ErrFull
+		return 0, 0, ErrFull
 	}
 	a.reserved += cost
 	place, has, err := a.takeLocked(c, units)
 	if err != nil {
 		a.reserved -= cost
-		return 0, err
+		return 0, 0, err
 	}
 	// What the slot already holds of the block's memory counts as used.
 	kept := min(has, units) * c.unit
@@ -215,11 +245,11 @@ func (a *Arena) alloc(c *class, units int64) (Slot, error) {
 		a.used -= kept
 		a.freed += has * c.unit
 		c.put(place, has)
-		return 0, err
+		return 0, 0, err
 	}
 	a.used += cost - kept
 	c.use(place, units)
-	return Slot(uint32(c.number+1)<<placeBits | place), nil
+	return Slot(uint32(c.number+1)<<placeBits | place), has, nil
 }
 
 // takeLocked takes a free slot of the class, a new one where none is free, and

@@ -46,6 +46,7 @@ type class struct {
 // step is a run of slots whose addresses came at once.
 type step struct {
 	bytes []byte
+	whole []byte // the mapping that they are in
 	// state is what each slot holds: inUse and units.
 	state []atomic.Uint32
 	next  []uint32 // the next in the list of free slots, plus one
@@ -192,11 +193,11 @@ func (c *class) nextStep(m *memory) (*step, error) {
 	if first+count > min(int64(maxSlots), regionSize>>c.shift) {
 		return nil, fmt.Errorf("%w: there are %d slots of %d bytes and there can be no more", ErrFull, first, int64(1)<<c.shift)
 	}
-	data, err := m.mapped(c.offset(uint32(first)), count<<c.shift, c.number >= classesOfAKind)
+	data, whole, err := m.mapped(c.offset(uint32(first)), count<<c.shift, c.number >= classesOfAKind)
 	if err != nil {
 		return nil, err
 	}
-	return &step{bytes: data, state: make([]atomic.Uint32, count), next: make([]uint32, count)}, nil
+	return &step{bytes: data, whole: whole, state: make([]atomic.Uint32, count), next: make([]uint32, count)}, nil
 }
 
 // add makes the slots of a step usable.
@@ -221,7 +222,7 @@ func (c *class) unmap() error {
 		return nil
 	}
 	for _, s := range *steps {
-		if err := unmap(s.bytes); err != nil {
+		if err := unmap(s.whole); err != nil {
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -15,7 +16,9 @@ import (
 // what no slot has touched is not there.
 const regionSize = 1 << 44
 
-func regionOf(class int) int64 { return int64(class) * regionSize }
+// regionOf is where a class begins in the file. A mapping may begin earlier by less
+// than a huge page.
+func regionOf(class int) int64 { return int64(class)*regionSize + hugePage }
 
 // memory is the memfd.
 type memory struct{ fd int }
@@ -30,33 +33,109 @@ func newMemory(classes int) (*memory, error) {
 		return nil, fmt.Errorf("make memfd: %w", err)
 	}
 	m := &memory{fd: fd}
-	if err := retry(func() error { return unix.Ftruncate(fd, regionOf(classes)) }); err != nil {
+	if err := retry(func() error { return unix.Ftruncate(fd, regionOf(classes)+hugePage) }); err != nil {
 		return nil, errors.Join(fmt.Errorf("set length of memfd: %w", err), m.close())
 	}
 	return m, nil
 }
 
-// mapped gives addresses of a range of the file.
-func (m *memory) mapped(off, size int64, huge bool) ([]byte, error) {
-	data, err := unix.Mmap(m.fd, off, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map %d bytes of memfd: %w", size, err)
+// mapped gives addresses of a range of the file: bytes, which lie within whole,
+// which unmap takes. Those of huge pages begin at one, in memory as in the file:
+// else the kernel has none there.
+func (m *memory) mapped(off, size int64, huge bool) (bytes, whole []byte, err error) {
+	if whole, err = m.mmap(off, size, huge); err != nil {
+		return nil, nil, err
+	}
+	if bytes = whole[:size:size]; huge && before(whole) > 0 {
+		if bytes, whole, err = m.aligned(off, size, whole); err != nil {
+			return nil, nil, err
+		}
 	}
 	// A dump of the process is to hold no block, and to end before next week.
-	errs := []error{unix.Madvise(data, unix.MADV_DONTDUMP)}
+	errs := []error{unix.Madvise(whole, unix.MADV_DONTDUMP)}
 	// Plain pages even where the kernel gives huge ones to all: what a slot costs
 	// is what it holds. A kernel that knows no huge pages refuses both.
 	advice := unix.MADV_NOHUGEPAGE
 	if huge {
 		advice = unix.MADV_HUGEPAGE
 	}
-	if err := unix.Madvise(data, advice); !errors.Is(err, unix.EINVAL) {
+	if err := unix.Madvise(whole, advice); !errors.Is(err, unix.EINVAL) {
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, errors.Join(fmt.Errorf("advise about memfd: %w", err), unmap(data))
+		return nil, nil, errors.Join(fmt.Errorf("advise about memfd: %w", err), unmap(whole))
+	}
+	return bytes, whole, nil
+}
+
+func (m *memory) mmap(off, size int64, huge bool) ([]byte, error) {
+	if huge {
+		size += hugePage // room to begin later
+	}
+	data, err := unix.Mmap(m.fd, off, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes of memfd: %w", size, err)
 	}
 	return data, nil
+}
+
+// aligned maps a range anew so that it begins at a huge page. The kernel says
+// where a mapping is to be, and that is the same place again unless somebody else
+// took it: so the range is begun earlier by what is missing there. After some tries
+// it stays as it is, of plain pages.
+func (m *memory) aligned(off, size int64, whole []byte) (_, _ []byte, err error) {
+	for range alignTries {
+		skip := before(whole)
+		if err := unmap(whole); err != nil {
+			return nil, nil, err
+		}
+		if whole, err = m.mmap(off-skip, size, true); err != nil {
+			return nil, nil, err
+		}
+		if before(whole) == skip {
+			return whole[skip : skip+size : skip+size], whole, nil
+		}
+	}
+	if err := unmap(whole); err != nil {
+		return nil, nil, err
+	}
+	if whole, err = m.mmap(off, size, true); err != nil {
+		return nil, nil, err
+	}
+	return whole[:size:size], whole, nil
+}
+
+const alignTries = 8
+
+// before is how many bytes lie before the first huge page of addresses.
+func before(p []byte) int64 {
+	return int64(-reflect.ValueOf(p).Pointer() % hugePage)
+}
+
+// enlarge has the kernel make huge pages of memory that nobody uses so far, where
+// it does so only when asked, and says whether it did. The first byte of each may
+// change: the kernel makes none of pages that are not there.
+func enlarge(p []byte) bool {
+	for i := 0; i < len(p); i += hugePage {
+		p[i] = 0
+	}
+	return retry(func() error { return unix.Madvise(p, unix.MADV_COLLAPSE) }) == nil
+}
+
+// enlarges tells whether the kernel makes huge pages of a memfd when asked: Linux
+// does since 6.1, also where its settings grant none, but not where they deny them.
+func enlarges() bool {
+	m, err := newMemory(1)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = m.close() }()
+	p, whole, err := m.mapped(regionOf(0), hugePage, true)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unmap(whole) }()
+	return enlarge(p)
 }
 
 func unmap(data []byte) error {
