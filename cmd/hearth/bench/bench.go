@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -26,6 +27,7 @@ type options struct {
 	pairs      int
 	dir        string
 	kubeconfig string
+	only       []string
 	progress   func(string)
 }
 
@@ -49,7 +51,7 @@ func Command() *cobra.Command {
 		{"router", "CPU and memory per request against httputil.ReverseProxy", runRouter},
 		{"weights", "Landing rate and mirror against the disk, the hash and a file server", runWeights},
 		{"dra", "Prepare, Unprepare and publishing beside their fsyncs and a plain API call", runDRA},
-		{"kv", "The KV store's RESP server beside redis and valkey", runKV},
+		{"kv", "The KV store beside memory, drive, redis and valkey", runKV},
 	} {
 		one := &cobra.Command{Use: b.name, Short: b.short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return runBench(cmd, b.name, o, b.run)
@@ -60,10 +62,13 @@ func Command() *cobra.Command {
 		if b.name == "dra" {
 			one.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "publish the slices of many nodes at this cluster, and remove them (default: an API server of its own, where make lab has built one)")
 		}
+		if b.name == "kv" {
+			one.Flags().StringSliceVar(&o.only, "only", nil, "measure these parts alone, of "+strings.Join(kvPartNames(), ", "))
+		}
 		cmd.AddCommand(one)
 	}
 	cmd.AddCommand(childCommands()...)
-	cmd.AddCommand(originCommand(), manyCommand(), driverCommand(), loadCommand())
+	cmd.AddCommand(originCommand(), manyCommand(), driverCommand(), loadCommand(), writeCommand())
 	cmd.AddCommand(renderCommand())
 	return cmd
 }

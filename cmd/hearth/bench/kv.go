@@ -3,8 +3,12 @@ package bench
 import (
 	"context"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
 )
 
 // kvParts measure the KV store, each with a directory of its own, in this order.
@@ -21,8 +25,16 @@ var kvParts = []struct {
 }
 
 func runKV(cmd *cobra.Command, dir string, o options) ([]Row, error) {
+	for _, name := range o.only {
+		if !slices.Contains(kvPartNames(), name) {
+			return nil, terminal.Usagef("--only is %q, want some of %s", name, strings.Join(kvPartNames(), ", "))
+		}
+	}
 	var rows []Row
 	for _, part := range kvParts {
+		if len(o.only) > 0 && !slices.Contains(o.only, part.name) {
+			continue
+		}
 		more, err := part.rows(cmd.Context(), filepath.Join(dir, part.name), o)
 		if err != nil {
 			return nil, err
@@ -30,4 +42,11 @@ func runKV(cmd *cobra.Command, dir string, o options) ([]Row, error) {
 		rows = append(rows, more...)
 	}
 	return rows, nil
+}
+
+func kvPartNames() (names []string) {
+	for _, part := range kvParts {
+		names = append(names, part.name)
+	}
+	return names
 }

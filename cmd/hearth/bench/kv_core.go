@@ -6,12 +6,9 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"runtime/metrics"
 	"slices"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -102,10 +99,15 @@ func anonymous(size int) ([]byte, func(), error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("map memory: %w", err)
 	}
-	for i := 0; i < size; i += 512 {
+	fillPattern(m)
+	return m, func() { _ = unix.Munmap(m) }, nil
+}
+
+// fillPattern makes all pages of memory there, each other than the rest.
+func fillPattern(m []byte) {
+	for i := 0; i < len(m); i += 512 {
 		binary.LittleEndian.PutUint64(m[i:], uint64(i)*0x9E3779B97F4A7C15)
 	}
-	return m, func() { _ = unix.Munmap(m) }, nil
 }
 
 // rate is bytes per second.
@@ -217,157 +219,6 @@ func (s *kvStore) ramRows(ctx context.Context, o options, size, every int, plain
 	return []Row{row, puts}, err
 }
 
-// direct opens a file around the page cache.
-func direct(path string, flag int) (*os.File, error) {
-	return os.OpenFile(path, flag|syscall.O_DIRECT, 0o600)
-}
-
-const (
-	nvmeSize    = 2 * units.MiB
-	nvmeSet     = units.GiB
-	nvmeSetFull = 8 * units.GiB
-)
-
-// nvmeRows are reads and writes of blocks on a drive beside the same from a plain
-// file, both around the page cache.
-func nvmeRows(ctx context.Context, dir string, o options) ([]Row, error) {
-	set := nvmeSet
-	if o.full {
-		set = nvmeSetFull
-	}
-	s, err := openStore(ctx, filepath.Join(dir, "kv"), 128*units.MiB, set, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer s.end()
-	n, size := int(set/nvmeSize), int(nvmeSize)
-	from, free, err := anonymous(16 * size)
-	if err != nil {
-		return nil, err
-	}
-	defer free()
-	raw, err := direct(filepath.Join(dir, "raw"), os.O_CREATE|os.O_RDWR)
-	if err != nil {
-		return nil, fmt.Errorf("open a plain file around the page cache: %w", err)
-	}
-	defer func() { _ = raw.Close() }()
-	if err := unix.Fallocate(int(raw.Fd()), 0, 0, int64(n*size)); err != nil {
-		return nil, fmt.Errorf("allocate the plain file: %w", err)
-	}
-	next := 0
-	put := func() (float64, error) {
-		written := s.tenant.Stats().Written
-		began := time.Now()
-		for i := range n / 4 {
-			// The writer is the bound here: who stores waits for it.
-			s.until(func(st kvtier.TenantStats) bool { return int(st.Waiting) < 16*size })
-			if _, err := s.store(ctx, next, from[i%16*size:][:size]); err != nil {
-				return 0, err
-			}
-			next++
-		}
-		dropped := func(st kvtier.TenantStats) bool { return st.DroppedDrive+st.DroppedWear+st.QueueFull > 0 }
-		s.until(func(st kvtier.TenantStats) bool { return st.Written >= written+int64(n/4) || dropped(st) })
-		if st := s.tenant.Stats(); dropped(st) {
-			return 0, fmt.Errorf("blocks were not written: %+v", st)
-		}
-		return rate(int64(n/4*size), time.Since(began)), nil
-	}
-	at := 0
-	rawPut := contender{"raw O_DIRECT pwrite", func() (float64, error) {
-		began := time.Now()
-		for i := range n / 4 {
-			if _, err := raw.WriteAt(from[i%16*size:][:size], int64(at%n*size)); err != nil {
-				return 0, err
-			}
-			at++
-		}
-		return rate(int64(n/4*size), time.Since(began)), nil
-	}}
-	for next < 2*n { // every segment has been used before
-		if _, err := put(); err != nil {
-			return nil, err
-		}
-	}
-	row, err := rounds(Row{Name: "nvme_put_2MiB", Unit: "B/s", Better: higher, Aim: 0.9, Note: "from the store of a block to its record on the drive, one writer; must 0.9, goal 0.95"}, max(o.pairs, 5), put, rawPut)
-	if err != nil {
-		return nil, err
-	}
-	o.progress(describe(row))
-	rows := []Row{row}
-	for at < n { // all of the plain file has data
-		if _, err := rawPut.measure(); err != nil {
-			return nil, err
-		}
-	}
-	first := next - n/2
-	for _, conns := range []int{1, 4, 16} {
-		get := func() (float64, error) {
-			return parallel(conns, n/4, func(random *rand.Rand, _ []byte) error {
-				for {
-					// What is in RAM does not count: the next is asked.
-					b, err := s.space.Get(ctx, blockKey(first+random.IntN(n/2)))
-					if err != nil {
-						return err
-					}
-					tier := b.Tier()
-					b.Release()
-					if tier == kvtier.TierNVMe {
-						return nil
-					}
-				}
-			}, size)
-		}
-		rawGet := contender{"raw O_DIRECT pread", func() (float64, error) {
-			return parallel(conns, n/4, func(random *rand.Rand, to []byte) error {
-				_, err := raw.ReadAt(to, int64(random.IntN(n)*size))
-				return err
-			}, size)
-		}}
-		row, err := rounds(Row{Name: fmt.Sprintf("nvme_get_2MiB_%dc", conns), Unit: "B/s", Better: higher, Aim: 0.9, Note: "verified; must 0.9, goal 0.95"}, o.pairs, get, rawGet)
-		if err != nil {
-			return nil, err
-		}
-		o.progress(describe(row))
-		rows = append(rows, row)
-	}
-	return rows, nil
-}
-
-// parallel does n things of so many bytes each in conns goroutines and gives bytes
-// per second.
-func parallel(conns, n int, do func(random *rand.Rand, buffer []byte) error, size int) (float64, error) {
-	var all sync.WaitGroup
-	errs := make([]error, conns)
-	buffers := make([][]byte, conns)
-	for i := range buffers {
-		buffer, free, err := anonymous(size)
-		if err != nil {
-			return 0, err
-		}
-		defer free()
-		buffers[i] = buffer
-	}
-	began := time.Now()
-	for c := range conns {
-		all.Go(func() {
-			random := rand.New(rand.NewPCG(uint64(c), uint64(began.UnixNano())))
-			for range n / conns {
-				if errs[c] = do(random, buffers[c]); errs[c] != nil {
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return 0, err
-		}
-	}
-	return rate(int64(n/conns*conns*size), time.Since(began)), nil
-}
-
 // indexRows are lookups and the memory of the index, of a million blocks.
 func indexRows(_ context.Context, _ string, o options) ([]Row, error) {
 	const blocks = 1_000_000
@@ -413,67 +264,6 @@ func indexRows(_ context.Context, _ string, o options) ([]Row, error) {
 		o.progress(describe(r))
 	}
 	return rows, err
-}
-
-// restartRows are the start of a store that has blocks on its drive.
-func restartRows(ctx context.Context, dir string, o options) ([]Row, error) {
-	set := 2 * units.GiB
-	if o.full {
-		set = 10 * units.GiB
-	}
-	path := filepath.Join(dir, "kv")
-	data, free, err := anonymous(int(nvmeSize))
-	if err != nil {
-		return nil, err
-	}
-	defer free()
-	s, err := openStore(ctx, path, 256*units.MiB, set+512*units.MiB, nil)
-	if err != nil {
-		return nil, err
-	}
-	n := int(set / nvmeSize)
-	for i := range n {
-		s.until(func(st kvtier.TenantStats) bool { return int(st.Waiting) <= 8*len(data) })
-		binary.LittleEndian.PutUint64(data, uint64(i))
-		if _, err := s.store(ctx, i, data); err != nil {
-			s.end()
-			return nil, err
-		}
-	}
-	s.end()
-	var rows []Row
-	for _, without := range []bool{false, true} {
-		row := Row{Name: "restart_10GiB", Unit: "s", Better: lower, Aim: 1, Note: "from the checkpoint"}
-		if without {
-			row.Name, row.Note = "restart_10GiB_no_checkpoint", "from the segments' footers"
-		}
-		var blocks int64
-		row, err := alone(row, o.pairs, func() (float64, error) {
-			if without {
-				names, _ := filepath.Glob(filepath.Join(path, "tenants", "*", "checkpoint"))
-				for _, name := range names {
-					if err := os.Remove(name); err != nil {
-						return 0, err
-					}
-				}
-			}
-			s, err := openStore(ctx, path, 256*units.MiB, set+512*units.MiB, nil)
-			if err != nil {
-				return 0, err
-			}
-			defer s.end()
-			st := s.tenant.Stats()
-			blocks = st.Recovered
-			return st.Recovery.Seconds() * float64(10*units.GiB) / float64(set), nil
-		})
-		if err != nil {
-			return nil, err
-		}
-		row.Note += fmt.Sprintf(": %d of %d blocks of 2 MiB in %s, times %g; must 1 s, goal 0.5", blocks, n, set, float64(10*units.GiB)/float64(set))
-		o.progress(describe(row))
-		rows = append(rows, row)
-	}
-	return rows, nil
 }
 
 // waitRows are what a put waits beyond its own copy while the tier is full and the
