@@ -62,12 +62,8 @@ func (t *Tenant) Clear(ctx context.Context) (dropped int64, err error) {
 			t.log.Warn("files of a tenant that is cleared were not closed well", slog.Any("error", err))
 		}
 	}
-	if err := t.discardBlocks(); err != nil {
+	if err := t.reopen(spec); err != nil {
 		return dropped, fmt.Errorf("clear tenant %s: %w", t.name, err)
-	}
-	t.cache.sweepSoon()
-	if err := t.openDrive(spec); err != nil {
-		return dropped, fmt.Errorf("clear tenant %s: open its drives again: %w", t.name, err)
 	}
 	return dropped, nil
 }
@@ -134,6 +130,9 @@ func (t *Tenant) discardBlocks() error {
 		}
 	}
 	err := c.fs.SyncDir(t.dir())
+	if notExist(err) {
+		err = nil // there was no room for it
+	}
 	for _, drive := range c.drives() {
 		err = errors.Join(err, c.trash(drive, filepath.Join(blocksDir, t.folder())))
 	}

@@ -21,19 +21,21 @@ import (
 
 // openDrive takes the tenant's blocks on the drives into the index.
 func (t *Tenant) openDrive(spec TenantSpec) error {
-	began := time.Now()
 	record, err := t.readRecord()
 	if err != nil {
 		return err
 	}
+	return t.openLog(spec, record)
+}
+
+// openLog is openDrive for a tenant whose record is known, and on the drive.
+func (t *Tenant) openLog(spec TenantSpec, record tenantRecord) error {
+	began := time.Now()
 	aead, err := cipherOf(spec.EncryptionKey, record.Salt)
 	if err != nil {
 		return err
 	}
-	known := make(map[block.Namespace]uint16, len(record.ids))
-	for place, id := range record.ids {
-		known[id] = uint16(place)
-	}
+	known := placesOf(record)
 	t.cache.removeTemps(t.dir())
 	before, err := t.readCheckpoint(record)
 	if err != nil {
@@ -58,12 +60,12 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 		AEAD: aead, Log: t.log,
 		Namespaces: func(id block.Namespace) bool { _, ok := t.place(id, known); return ok },
 		Covered:    r.covers, Ended: r.void, Recovered: r.found,
-		Reclaim: t.keep, Moved: t.moved, Dropped: t.dropped,
+		Reclaim: t.keep, Moved: t.moved, Dropped: t.dropped, Emptied: t.emptied,
 		Spend: func(n int64) bool { return c.wear.spend(t.id, n) }, Charge: func(n int64) { c.wear.charge(t.id, n) },
 	})
 	if err != nil {
 		t.forgetDrive()
-		return errNewer(err)
+		return fmt.Errorf("open blocks on the drives: %w", errNewer(err))
 	}
 	if c.opts.SegmentSize == 0 && tooFew(drive.SegmentSize(), spec.NVMe) {
 		t.log.Warn("the tenant's room is less than its segments need, its blocks begin anew",
@@ -72,15 +74,13 @@ func (t *Tenant) openDrive(spec TenantSpec) error {
 		if err := errors.Join(drive.Close(), t.discardBlocks()); err != nil {
 			return err
 		}
-		return t.openDrive(spec)
+		return t.openLog(spec, record)
 	}
 	t.mu.Lock()
 	t.record, t.drive, t.spaces = record, drive, known
 	r.finishLocked()
 	t.pins = pins
 	t.keepPinsLocked()
-	t.mu.Unlock()
-	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.twice = r.twice
 	t.recovery, t.recovered = time.Since(began), r.count
@@ -96,7 +96,9 @@ func (t *Tenant) forgetDrive() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.drive = nil
-	t.wipeLocked()
+	if !t.bare { // else they had nothing, and all there is was stored in RAM
+		t.wipeLocked()
+	}
 }
 
 // tooFew says whether a tenant's room is so small beside its segments, which were

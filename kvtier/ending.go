@@ -91,7 +91,7 @@ func (t *Tenant) void(ctx context.Context, prints []index.Print) error {
 var errClearing = fmt.Errorf("%w: the tenant is being cleared", ErrDropped)
 
 // clearingLocked says whether the tenant's drives are away.
-func (t *Tenant) clearingLocked() bool { return t.drive == nil && t.spec.NVMe > 0 }
+func (t *Tenant) clearingLocked() bool { return t.drive == nil && t.spec.NVMe > 0 && !t.bare }
 
 // settle tries again to end what is owed.
 func (t *Tenant) settle(ctx context.Context) error {

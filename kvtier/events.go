@@ -15,10 +15,15 @@ const (
 	EventDemoted                  // it left RAM and is on Tier
 	EventRemoved                  // it is on no tier any more
 	EventDamaged                  // its bytes on Tier were not what was stored
+	// EventLost names no block: many of the tenant's left Tier at once. Who follows
+	// its blocks asks for the state.
+	EventLost
 )
 
 // String names the kind.
-func (k EventKind) String() string { return [...]string{"stored", "demoted", "removed", "damaged"}[k] }
+func (k EventKind) String() string {
+	return [...]string{"stored", "demoted", "removed", "damaged", "lost"}[k]
+}
 
 // Event is a change of a block, in a log: Seq rises by one from event to event of
 // the Cache's life.

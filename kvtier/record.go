@@ -71,15 +71,10 @@ func (t *Tenant) recordPath() string { return filepath.Join(t.dir(), tenantFile)
 // namespaces nothing on the drives is of use.
 func (t *Tenant) readRecord() (tenantRecord, error) {
 	fsys := t.cache.fs
-	data, err := durable.ReadFile(fsys, t.recordPath(), maxTenantFile)
-	if err == nil {
-		r, decodeErr := decodeTenant(data, t.kind, t.name)
-		if decodeErr == nil || errors.Is(decodeErr, ErrNewer) {
-			return r, decodeErr
-		}
-		err = decodeErr
-	}
+	r, err := t.storedRecord()
 	switch {
+	case err == nil, errors.Is(err, ErrNewer):
+		return r, err
 	case notExist(err):
 	case errors.Is(err, ErrInvalid), errors.Is(err, durable.ErrTooLong):
 		t.log.Error("a tenant's record is unreadable, its blocks begin anew")
@@ -90,7 +85,7 @@ func (t *Tenant) readRecord() (tenantRecord, error) {
 	default:
 		return tenantRecord{}, err
 	}
-	r := newRecord(t.kind, t.name)
+	r = newRecord(t.kind, t.name)
 	if err := durable.MkdirAllSynced(fsys, t.dir(), 0o700); err != nil {
 		return tenantRecord{}, err
 	}
@@ -100,6 +95,29 @@ func (t *Tenant) readRecord() (tenantRecord, error) {
 		return tenantRecord{}, err
 	}
 	return r, t.writeRecord(r)
+}
+
+// storedRecord reads the tenant's record. Errors wrap ErrInvalid, ErrNewer or
+// durable.ErrTooLong where they are about what it says.
+func (t *Tenant) storedRecord() (tenantRecord, error) {
+	data, err := readRegular(t.cache.fs, t.recordPath(), maxTenantFile)
+	if err != nil {
+		return tenantRecord{}, err
+	}
+	return decodeTenant(data, t.kind, t.name)
+}
+
+// readRegular reads a file that is one: to open a pipe that somebody put in its
+// place would wait for ever.
+func readRegular(fsys durable.FS, path string, limit int64) ([]byte, error) {
+	info, err := fsys.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read %s: it is no regular file, move it away", path)
+	}
+	return durable.ReadFile(fsys, path, limit)
 }
 
 func (t *Tenant) writeRecord(r tenantRecord) error {

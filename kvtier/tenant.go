@@ -46,6 +46,7 @@ type Tenant struct {
 	spec    TenantSpec
 	opened  bool
 	gone    bool // removed or closed
+	bare    bool // its drives have no room and nothing of it; see openWithout
 	writer  bool // runs
 	index   *index.Index
 	drive   *segment.Log // nil without NVMe
@@ -132,7 +133,7 @@ func (t *Tenant) open(ctx context.Context, spec TenantSpec) error {
 		return fmt.Errorf("%w: NVMe is given to a tenant, or taken from it, at a start only", ErrInvalid)
 	}
 	if t.drive == nil && spec.NVMe > 0 {
-		if err := t.openDrive(spec); err != nil {
+		if err := t.openDrives(spec, opened); err != nil {
 			return err
 		}
 	}
@@ -155,6 +156,21 @@ func (t *Tenant) open(ctx context.Context, spec TenantSpec) error {
 	return nil
 }
 
+// openDrives opens the drives of a tenant that has none open.
+func (t *Tenant) openDrives(spec TenantSpec, opened bool) error {
+	if opened {
+		if err := t.reopen(spec); err != nil { // Problem tells of it, and the writer tries again
+			t.log.Warn("a drive is not used yet, trying again later", slog.Any("error", err))
+		}
+		return nil
+	}
+	err := t.openDrive(spec)
+	if outOfRoom(err) {
+		err = t.openWithout(spec, err)
+	}
+	return err
+}
+
 // setSpec takes new budgets; what is too much leaves RAM at once.
 func (t *Tenant) setSpec(spec TenantSpec) {
 	t.mu.Lock()
@@ -173,12 +189,12 @@ func (t *Tenant) limitLocked() int64 {
 	return int64(max(t.spec.Memory, t.spec.MemoryLimit))
 }
 
-// takeWriter says whether the caller is to run the writer: there is a drive and
-// none runs.
+// takeWriter says whether the caller is to run the writer: there are drives, or may
+// be later, and none runs.
 func (t *Tenant) takeWriter() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.writer || t.gone || t.drive == nil {
+	if t.writer || t.gone || t.spec.NVMe == 0 {
 		return false
 	}
 	t.writer = true
@@ -200,7 +216,7 @@ func (t *Tenant) Namespace(ctx context.Context, identity block.Identity) (*Names
 	defer t.leave()
 	t.mu.Lock()
 	place, known := t.spaces[id]
-	gone, opened, durableHere := t.gone, t.opened, t.drive != nil
+	gone, opened, durableHere := t.gone, t.opened, t.spec.NVMe > 0 && !t.bare
 	record := t.record.with(identity)
 	t.mu.Unlock()
 	switch {

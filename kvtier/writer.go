@@ -61,7 +61,14 @@ func (t *Tenant) enqueueLocked(id index.ID, leave bool) bool {
 func (t *Tenant) run(ctx context.Context) {
 	checkpoint := time.NewTicker(t.cache.opts.CheckpointEvery)
 	defer checkpoint.Stop()
+	again := newPace()
+	defer again.timer.Stop()
 	for ctx.Err() == nil {
+		select {
+		case <-again.timer.C:
+			again.tried(t.retryDrives(ctx))
+		default:
+		}
 		more, err := t.writeSome(ctx)
 		switch {
 		case t.ended():
@@ -84,6 +91,8 @@ func (t *Tenant) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-t.wake:
+		case <-again.timer.C:
+			again.tried(t.retryDrives(ctx))
 		case <-checkpoint.C:
 			t.checkpoint(ctx)
 			t.keepPins()

@@ -306,9 +306,12 @@ func (c *caller) reads() error {
 	return errors.Join(errs...)
 }
 
-// used is the size of all segments' files.
+// used is the size of all segments' files, of drives that take part.
 func (c *caller) used() (n int64, err error) {
-	for _, dir := range c.log.opts.Dirs {
+	for i, dir := range c.log.opts.Dirs {
+		if c.log.drives[i].isOut() {
+			continue
+		}
 		list, err := c.fs.ReadDir(dir)
 		if err != nil {
 			return 0, err

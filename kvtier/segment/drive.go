@@ -142,11 +142,11 @@ func (d *drive) create(number uint32) (s *segment, err error) {
 		err = l.fs.SyncDir(d.dir)
 	}
 	if err != nil {
-		err = fmt.Errorf("make segment: %w", errors.Join(err, f.Close()))
+		err = fmt.Errorf("make segment: %w", err)
 		if removeErr := errors.Join(l.fs.Remove(path), l.fs.SyncDir(d.dir)); removeErr == nil {
-			return nil, err
+			return nil, errors.Join(err, f.Close())
 		}
-		// The file stays and counts; it is not used again.
+		// The file stays, open, and counts; it is not used again.
 		s.lost = true
 	}
 	l.mu.Lock()

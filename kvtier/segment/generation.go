@@ -2,10 +2,13 @@ package segment
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/zeebo/xxh3"
@@ -134,7 +137,7 @@ func (l *Log) commit() error {
 				if ready {
 					m.ready = generation
 				}
-				if err := writeMembership(l.fs, d.dir, m); err != nil {
+				if err := l.note(d, m); err != nil {
 					l.giveUp(d, err)
 					whole = false
 					continue
@@ -147,6 +150,26 @@ func (l *Log) commit() error {
 		}
 		if whole {
 			return nil
+		}
+	}
+}
+
+// note writes a drive's generation. At a start a file system that is full has the
+// drive give up what it can make anew: free segments, then the oldest.
+func (l *Log) note(d *drive, m membership) error {
+	for {
+		err := writeMembership(l.fs, d.dir, m)
+		if !outOfRoom(err) || !l.starting {
+			return err
+		}
+		list := d.list()
+		slices.SortStableFunc(list, func(a, b *segment) int { return int(min(a.state, sealed)) - int(min(b.state, sealed)) })
+		if len(list) == 0 {
+			return err
+		}
+		l.log.Warn("a segment is removed, its file system is full", slog.String("path", list[0].path), slog.Any("error", err))
+		if e := d.remove(context.Background(), list[0]); e != nil {
+			return errors.Join(err, e)
 		}
 	}
 }

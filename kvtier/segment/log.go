@@ -31,7 +31,9 @@ type Log struct {
 
 	mu     sync.Mutex
 	closed bool
-	seq    uint64 // the last one given
+	// starting says that nobody has the log yet. It changes before they do.
+	starting bool
+	seq      uint64 // the last one given
 	// generation and counter make incarnations.
 	generation uint64
 	counter    uint64
@@ -43,6 +45,7 @@ type Log struct {
 	next  int // the drive whose turn it is to be written
 	// unsure says that no drive could note which of them take part.
 	unsure bool
+	bytes  int64 // of the budget
 	stats  Stats
 
 	// Of the start: up to which sequence number a key's records are void, and how
@@ -78,6 +81,7 @@ type drive struct {
 	passed   int  // how often it was passed over since it failed
 	out      bool // given up: nothing is written to it any more
 	why      error
+	back     bool // taken back, and not told yet
 }
 
 // state is what a segment is.
@@ -209,13 +213,13 @@ func (d *drive) worked() {
 	d.failures = 0
 }
 
-// giveUp ends the use of a drive but for reading what it has.
+// giveUp ends the use of a drive but for reading what it has, until TakeBack.
 func (l *Log) giveUp(d *drive, err error) {
 	l.mu.Lock()
 	l.stats.Failures++
 	d.out, d.why = true, err
 	l.mu.Unlock()
-	l.log.Error("a drive is given up; what is on it will not be used again", slog.String("dir", d.dir), slog.Any("error", err))
+	l.log.Error("a drive is given up; what is on it is not used again after the next start", slog.String("dir", d.dir), slog.Any("error", err))
 }
 
 // LastSeq is the sequence number of the last record.
@@ -230,16 +234,20 @@ func (l *Log) SegmentSize() int64 { return l.size }
 
 // Direct says whether all drives are written around the page cache.
 func (l *Log) Direct() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	return !slices.ContainsFunc(l.drives, func(d *drive) bool { return !d.direct })
 }
 
-// Bytes is the size of all segments.
+// Bytes is the size of all segments, of drives that take part.
 func (l *Log) Bytes() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var n int64
 	for _, d := range l.drives {
-		n += int64(len(d.segments)) * l.size
+		if !d.out {
+			n += int64(len(d.segments)) * l.size
+		}
 	}
 	return n
 }
@@ -280,6 +288,9 @@ func (l *Log) Stats() Stats {
 	for _, d := range l.drives {
 		if d.out || d.failures >= failuresBefore {
 			s.Aside++
+		}
+		if d.out {
+			s.Out++
 		}
 	}
 	return s

@@ -25,11 +25,12 @@ func Open(o Options) (*Log, error) {
 	if err := o.fill(); err != nil {
 		return nil, err
 	}
-	l := &Log{opts: o, fs: o.FS, log: o.Log, appends: make(chan struct{}, 1)}
+	l := &Log{opts: o, fs: o.FS, log: o.Log, appends: make(chan struct{}, 1), starting: true}
 	if err := l.start(); err != nil {
 		l.discard()
 		return nil, fmt.Errorf("open segments: %w", err)
 	}
+	l.starting = false
 	l.stats.Opened = time.Since(began)
 	return l, nil
 }
@@ -86,6 +87,7 @@ func (l *Log) start() error {
 	if err := l.commit(); err != nil {
 		return err
 	}
+	l.shareAnew() // of those that could not note it
 	return l.tell(window)
 }
 

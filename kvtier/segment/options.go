@@ -62,6 +62,9 @@ type Options struct {
 	Moved func(from, to Record)
 	// Dropped tells that a block is gone from the drive for good.
 	Dropped func(Record)
+	// Emptied tells that a drive that was given up, and is taken back, has none of
+	// its blocks any more.
+	Emptied func(drive uint32)
 	// Spend is asked before n bytes are written and says no where the drives have
 	// worn enough. Charge is told of tombstones and of what ends or begins a segment,
 	// which are written in any case. They are called while a drive is written and may
@@ -141,8 +144,9 @@ type Stats struct {
 	// Failures counts writes, syncs and names that failed.
 	Failures  int64
 	Reclaimed int64 // segments
-	// Aside are the drives that are not written now.
-	Aside int
+	// Aside are the drives that are not written now, Out those of them that were
+	// given up: see TakeBack.
+	Aside, Out int
 	// Opened is how long the start took.
 	Opened time.Duration
 }

@@ -43,7 +43,9 @@ func (d *drive) settle(current bool, window []byte) error {
 		if err := probeDirect(l.fs, d.dir, window); err != nil {
 			l.log.Warn("a drive is written through the page cache, its file system has no direct way", slog.String("dir", d.dir), slog.Any("error", err))
 		} else {
+			l.mu.Lock()
 			d.direct = true
+			l.mu.Unlock()
 		}
 	}
 	list, err := l.fs.ReadDir(d.dir)

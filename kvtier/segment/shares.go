@@ -12,6 +12,7 @@ import (
 func (l *Log) shareOut(bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.bytes = bytes
 	var usable []*drive
 	start := int(l.opts.Tenant[0])<<8 | int(l.opts.Tenant[1])
 	for i := range l.drives {

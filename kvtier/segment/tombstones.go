@@ -66,7 +66,9 @@ func (l *Log) Delete(ctx context.Context, list []Tombstone) error {
 			l.giveUp(d, errs[i])
 		}
 	}
-	if err := l.recommit(members); err != nil {
+	err := l.recommit(members)
+	l.shareAnew() // the others take what it had
+	if err != nil {
 		return fmt.Errorf("end blocks: %w", errors.Join(err, errors.Join(errs...)))
 	}
 	return nil

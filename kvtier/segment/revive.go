@@ -1,0 +1,137 @@
+package segment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"syscall"
+)
+
+// TakeBack tries the drives that were given up, each with one small file. One that
+// takes it again lacks tombstones: it is emptied, which Options.Emptied is told, and
+// then takes part in a new generation. An error says what is still wrong with one;
+// where none is given up it does nothing. Who calls it again and again waits longer
+// each time. Errors wrap ErrClosed or ctx's cause where they are one of these.
+func (l *Log) TakeBack(ctx context.Context) error {
+	if l.Stats().Out == 0 {
+		return nil
+	}
+	if err := l.enter(ctx); err != nil {
+		return fmt.Errorf("take drives back: %w", err)
+	}
+	defer give(l.appends)
+	var errs []error
+	before := l.members()
+	for _, d := range l.drives {
+		if !d.isOut() {
+			continue
+		}
+		if err := l.empty(ctx, d); err != nil {
+			errs = append(errs, fmt.Errorf("drive %s: %w", d.dir, err))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	members := l.members()
+	if len(members) == len(before) {
+		return l.notBack(errs)
+	}
+	// Only with the generation noted on all of them is anything written to it.
+	err := l.recommit(before)
+	l.shareAnew()
+	if err != nil {
+		return l.notBack(append(errs, err))
+	}
+	for _, d := range members {
+		if !d.isOut() && d.back {
+			l.log.Info("a drive that was given up is taken back, empty", slog.String("dir", d.dir))
+		}
+		d.back = false
+	}
+	return l.notBack(errs)
+}
+
+func (l *Log) notBack(errs []error) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("take drives back: %w", errors.Join(errs...))
+}
+
+func (d *drive) isOut() bool {
+	d.log.mu.Lock()
+	defer d.log.mu.Unlock()
+	return d.out
+}
+
+// empty removes all that a drive that was given up has, where it can be written,
+// and makes it one that takes part. With appends.
+func (l *Log) empty(ctx context.Context, d *drive) error {
+	if err := take(ctx, d.turn); err != nil {
+		return err
+	}
+	defer give(d.turn)
+	window, done, err := newPages(windowBytes)
+	if err != nil {
+		return err
+	}
+	defer done()
+	v, err := d.look(window)
+	if err != nil {
+		return err
+	}
+	m := v.member
+	if !v.known {
+		m = membership{joining: v.incarnation >> 32}
+	}
+	// What it says already is written again, to see whether it can be. Where only the
+	// room for that lacks, what goes makes some.
+	if err := writeMembership(l.fs, d.dir, m); err != nil && !outOfRoom(err) {
+		return err
+	}
+	list := d.list()
+	l.mu.Lock()
+	for _, s := range list {
+		s.state = free // nobody begins to read it any more
+	}
+	l.generation = max(l.generation, m.joining, v.incarnation>>32)
+	l.mu.Unlock()
+	for _, s := range list {
+		if err := s.quiet(ctx); err != nil {
+			return err
+		}
+	}
+	for _, s := range list {
+		_ = s.file.Close() // nothing is promised of it
+	}
+	l.mu.Lock()
+	clear(d.segments)
+	d.open, d.owed = nil, nil
+	l.mu.Unlock()
+	if l.opts.Emptied != nil {
+		l.opts.Emptied(d.number)
+	}
+	if err := d.settle(false, window); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d.out, d.why, d.ready, d.unsynced = false, nil, m.ready, nil
+	d.failures, d.passed, d.full, d.back = 0, 0, false, true
+	return nil
+}
+
+// outOfRoom says whether a file system is full, or a quota.
+func outOfRoom(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// shareAnew gives each drive its part of the budget as it is.
+func (l *Log) shareAnew() {
+	l.mu.Lock()
+	bytes := l.bytes
+	l.mu.Unlock()
+	l.shareOut(bytes)
+}
