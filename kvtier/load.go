@@ -16,9 +16,9 @@ type load struct{ done chan struct{} }
 
 func (t *Tenant) locLocked(id index.ID) segment.Loc { return segment.Loc(t.index.Loc(id)) }
 
-// fromDrive reads a block from a drive into RAM. again says to look anew. It is
-// called locked and returns unlocked.
-func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key) (b *Block, again bool, err error) {
+// fromDrive reads a block from a drive into RAM, where it stays unless it is lent.
+// again says to look anew. It is called locked and returns unlocked.
+func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key, lent bool) (b *Block, again bool, err error) {
 	t := n.tenant
 	print := t.index.Print(id)
 	if other := t.loads[print]; other != nil {
@@ -30,17 +30,19 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key) (
 			return nil, false, fmt.Errorf("read block: %w", context.Cause(ctx))
 		}
 	}
-	mine := &load{done: make(chan struct{})}
-	t.loads[print] = mine
 	loc, size, drive := t.locLocked(id), t.index.Size(id), t.drive
-	t.index.Touch(id)
+	if !lent { // nobody here waits for what is lent, and would have to read it again
+		mine := &load{done: make(chan struct{})}
+		t.loads[print] = mine
+		t.index.Touch(id)
+		defer func() {
+			t.mu.Lock()
+			delete(t.loads, print)
+			t.mu.Unlock()
+			close(mine.done)
+		}()
+	}
 	t.mu.Unlock()
-	defer func() {
-		t.mu.Lock()
-		delete(t.loads, print)
-		t.mu.Unlock()
-		close(mine.done)
-	}()
 	slot, err := t.room(size)
 	if err != nil {
 		t.stats.noRoom.Add(1)
@@ -64,9 +66,10 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key) (
 	defer t.mu.Unlock()
 	same := t.index.Find(print) == id && t.locLocked(id) == loc && !t.gone
 	b = &Block{tenant: t, slot: slot, size: size, sum: r.Sum, tier: TierNVMe, tokens: n.tokensLocked(size)}
-	t.stats.hits[TierNVMe].Add(1)
-	t.stats.hitBytes[TierNVMe].Add(int64(size))
-	t.stats.hitTokens[TierNVMe].Add(int64(b.tokens))
+	if lent {
+		return b, false, nil
+	}
+	t.stats.hit(b)
 	if _, here := t.residentLocked(id); same && !here {
 		b.hold = t.index.Enter(id, index.Resident{Key: key, Sum: r.Sum, Slot: uint32(slot)}, true)
 		t.cache.events.add(t, n.id, key, EventStored, TierRAM)
@@ -98,7 +101,6 @@ func (n *Namespace) failed(ctx context.Context, id index.ID, loc segment.Loc, ke
 	if !same {
 		return true, nil
 	}
-	t.stats.misses.Add(1)
 	switch {
 	case gone:
 		t.stats.goneReads.Add(1)

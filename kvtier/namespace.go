@@ -2,6 +2,7 @@ package kvtier
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/zeebo/xxh3"
@@ -200,12 +201,22 @@ func (b *Block) Release() {
 // Get gives a block from RAM or from a drive. Errors wrap ErrMiss where it is not
 // there or its bytes are not what was stored, or ctx's cause.
 func (n *Namespace) Get(ctx context.Context, key block.Key) (*Block, error) {
+	b, err := n.get(ctx, key, false)
+	if errors.Is(err, ErrMiss) {
+		n.tenant.stats.misses.Add(1)
+	}
+	return b, err
+}
+
+// get is Get that counts no miss, and no hit and no use either where the block is
+// lent to another node.
+func (n *Namespace) get(ctx context.Context, key block.Key, lent bool) (*Block, error) {
 	t := n.tenant
 	for range maxTries {
 		t.mu.Lock()
 		id := t.index.Find(n.print(key))
 		if r, here := t.residentLocked(id); here {
-			b, err := n.fromRAM(ctx, id, r, key) // unlocks
+			b, err := n.fromRAM(ctx, id, r, key, lent) // unlocks
 			if b != nil || err != nil {
 				return b, err
 			}
@@ -213,15 +224,13 @@ func (n *Namespace) Get(ctx context.Context, key block.Key) (*Block, error) {
 		}
 		if id == 0 || t.index.Loc(id) == 0 {
 			t.mu.Unlock()
-			t.stats.misses.Add(1)
 			return nil, ErrMiss
 		}
-		b, again, err := n.fromDrive(ctx, id, key) // unlocks
+		b, again, err := n.fromDrive(ctx, id, key, lent) // unlocks
 		if !again {
 			return b, err
 		}
 	}
-	t.stats.misses.Add(1)
 	return nil, fmt.Errorf("%w: it moved %d times while it was read", ErrMiss, maxTries)
 }
 
@@ -237,15 +246,16 @@ func (t *Tenant) residentLocked(id index.ID) (index.Resident, bool) {
 
 // fromRAM gives a block in RAM; neither block nor error where its bytes are not
 // what was stored. It is called locked and returns unlocked.
-func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, key block.Key) (*Block, error) {
+func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, key block.Key, lent bool) (*Block, error) {
 	t := n.tenant
 	if r.Key != key {
 		t.mu.Unlock()
-		t.stats.misses.Add(1)
 		return nil, ErrMiss // another key of the same fingerprint
 	}
 	hold, _ := t.index.Hold(id)
-	t.touchLocked(id)
+	if !lent {
+		t.touchLocked(id)
+	}
 	b := &Block{tenant: t, hold: hold, slot: arena.Slot(r.Slot), size: t.index.Size(id), sum: r.Sum, tier: TierRAM}
 	t.reads++
 	b.tokens = n.tokensLocked(b.size)
@@ -256,10 +266,17 @@ func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, 
 		err := t.giveUpDamaged(ctx, id, hold)
 		return nil, err
 	}
-	t.stats.hits[TierRAM].Add(1)
-	t.stats.hitBytes[TierRAM].Add(int64(b.size))
-	t.stats.hitTokens[TierRAM].Add(int64(b.tokens))
+	if !lent {
+		t.stats.hit(b)
+	}
 	return b, nil
+}
+
+// hit counts a block that was read.
+func (c *counters) hit(b *Block) {
+	c.hits[b.tier].Add(1)
+	c.hitBytes[b.tier].Add(int64(b.size))
+	c.hitTokens[b.tier].Add(int64(b.tokens))
 }
 
 // giveUpDamaged takes a block out of RAM whose bytes are not what was stored, once

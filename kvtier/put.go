@@ -18,6 +18,8 @@ type PutOptions struct {
 	// wrong one costs nothing but the order in which blocks leave.
 	Parent    block.Key
 	HasParent bool
+	// ParentComes says that the parent may be stored after this block.
+	ParentComes bool
 	// IfAbsent stores nothing where the key has a block when this one is committed:
 	// what comes from elsewhere never takes the place of what was stored here.
 	IfAbsent bool
@@ -271,7 +273,10 @@ func (p *Put) enterLocked(id index.ID, print index.Print, sum [16]byte, again bo
 	n, t := p.space, p.space.tenant
 	var parent index.ID
 	if p.opts.HasParent {
-		parent = t.index.Find(n.print(p.opts.Parent))
+		before := n.print(p.opts.Parent)
+		if parent = t.index.Find(before); parent == 0 && id == 0 && p.opts.ParentComes {
+			parent = t.index.Add(before, n.place, 0, 0) // which ends with its last child
+		}
 	}
 	seen := t.index.Seen(print)
 	switch {

@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -188,6 +189,9 @@ func (k *kvSpace) Drop(ctx context.Context, tenant string, keys []block.Key) (ad
 	if err != nil {
 		return admin.KVDropped{}, err
 	}
+	if err := k.peering.dropped(ctx, served.tenant, keys...); err != nil {
+		return admin.KVDropped{}, err
+	}
 	dropped, err := served.tenant.DropBlocks(ctx, keys...)
 	return admin.KVDropped{Dropped: int64(dropped)}, err
 }
@@ -195,8 +199,11 @@ func (k *kvSpace) Drop(ctx context.Context, tenant string, keys []block.Key) (ad
 // DropAll implements admin.KVStore: also of a tenant that nobody serves.
 func (k *kvSpace) DropAll(ctx context.Context, tenant string) (admin.KVDropped, error) {
 	if served, err := k.tenantNamed(tenant); err == nil {
+		if err := k.peering.dropped(ctx, served.tenant); err != nil {
+			return admin.KVDropped{}, err
+		}
 		dropped, err := served.tenant.Clear(ctx)
-		return admin.KVDropped{Dropped: dropped}, err
+		return admin.KVDropped{Dropped: dropped}, errors.Join(err, k.peering.dropped(ctx, served.tenant))
 	}
 	if k.cache == nil {
 		return admin.KVDropped{}, fmt.Errorf("%w: %q", kvtier.ErrUnknown, tenant)

@@ -9,6 +9,7 @@ import (
 	"github.com/hearth-dev/hearth/configfile"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/kvtier"
+	"github.com/hearth-dev/hearth/kvtier/block"
 	"github.com/hearth-dev/hearth/kvtier/peer"
 	"github.com/hearth-dev/hearth/kvtier/resp"
 	"github.com/hearth-dev/hearth/units"
@@ -115,6 +116,24 @@ func (p kvPeering) leave(t *kvtier.Tenant) {
 	if p.peers != nil {
 		p.peers.Leave(t)
 	}
+}
+
+// dropped says that people end blocks of a tenant, those of keys or, without any,
+// all: other nodes are not to give them back at once.
+func (p kvPeering) dropped(ctx context.Context, t *kvtier.Tenant, keys ...block.Key) error {
+	if p.peers == nil {
+		return nil
+	}
+	n, err := t.Namespace(ctx, block.Identity{Format: resp.Format, Hash: resp.HashName})
+	switch {
+	case err != nil:
+		return fmt.Errorf("drop blocks that KV peers may have: %w", err)
+	case len(keys) == 0:
+		p.peers.DroppedAll(n.ID())
+	default:
+		p.peers.Dropped(n.ID(), keys...)
+	}
+	return nil
 }
 
 func (p kvPeering) setRate(rate units.Rate) {

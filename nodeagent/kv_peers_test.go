@@ -15,6 +15,7 @@ import (
 
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent"
+	"github.com/hearth-dev/hearth/nodeagent/admin"
 	"github.com/hearth-dev/hearth/units"
 )
 
@@ -113,6 +114,15 @@ func TestATenantThatSharesHasItsBlocksOnOtherNodes(t *testing.T) {
 	}
 	if _, text := get(t, metricsURL(giver)); !strings.Contains(text, `hearth_kv_peer_server_blocks_total{result="given"} 1`) {
 		t.Error("the giver's metrics lack the block")
+	}
+	// What people drop does not come back from the other node at once.
+	for _, request := range []admin.KVDropRequest{{Tenant: "chat", Keys: []string{"key"}}, {Tenant: "chat", All: true}} {
+		if _, err := taker.client.KVDrop(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+		if got := says(t, of(taking, "chat"), "GET key"); got != "$-1" {
+			t.Errorf("what was dropped is %s", got)
+		}
 	}
 }
 

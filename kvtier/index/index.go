@@ -185,17 +185,31 @@ func (x *Index) SetSize(id ID, size int) {
 }
 
 // SetParent says where a block belongs that had no parent so far. It is ignored
-// where that would close a circle.
+// where that would close a circle, or where it is not soon found that it would not.
 func (x *Index) SetParent(id, parent ID) {
 	e := x.at(id)
-	if e.parent != 0 || parent == 0 || parent == id || e.children > 0 {
-		return // with children it might be the parent's own ancestor
+	if e.parent != 0 || parent == 0 || parent == id || e.children > 0 && x.comesBefore(id, parent) {
+		return
 	}
 	e.parent = parent
 	more(&x.at(parent).children)
 	if e.ram != 0 {
 		x.adopt(parent)
 	}
+}
+
+// longestWalk bounds the blocks of a chain that are looked at for a circle.
+const longestWalk = 1024
+
+// comesBefore says whether a block is in the prefix of another, or may be.
+func (x *Index) comesBefore(id, other ID) bool {
+	for range longestWalk {
+		if other == 0 || other == id {
+			return other == id
+		}
+		other = x.at(other).parent
+	}
+	return true
 }
 
 // Depth is the number of known blocks before this one in its prefix, at most

@@ -259,6 +259,27 @@ func TestAPlaceInAChainIsTakenOnceAndNeverInACircle(t *testing.T) {
 	}
 }
 
+func TestABlockWithChildrenTakesAPlaceThatIsNotAmongThem(t *testing.T) {
+	t.Parallel()
+	x := New()
+	top := enter(x, 1, 10, 0)
+	middle := enter(x, 2, 10, 0)
+	low := enter(x, 3, 10, middle)
+	x.SetParent(middle, low)
+	if x.Parent(middle) != 0 {
+		t.Fatal("a block follows its own child")
+	}
+	x.SetParent(middle, top)
+	if x.Parent(middle) != top || x.Depth(low, 10) != 2 {
+		t.Fatalf("the middle of a chain follows %d, its end has depth %d", x.Parent(middle), x.Depth(low, 10))
+	}
+	for _, want := range []int{3, 2, 1} {
+		if got := leave(t, x); got != want {
+			t.Fatalf("%d left, want %d", got, want)
+		}
+	}
+}
+
 func TestABlockCostsAtMostSixtyFourBytesOfIndex(t *testing.T) {
 	t.Parallel()
 	x := New()

@@ -111,51 +111,10 @@ func (p *Peers) answered(r *remote, q *question, size int) {
 
 // runAsks asks one peer, until ctx ends.
 func (p *Peers) runAsks(ctx context.Context, r *remote) {
-	var l *link
-	defer func() {
-		if l != nil {
-			l.close()
-		}
-	}()
-	idle := time.NewTimer(idleAfter)
-	defer idle.Stop()
-	var next *question // was taken from the row and is of another namespace
-	for {
-		first := next
-		next = nil
-		if first == nil {
-			idle.Reset(idleAfter)
-			select {
-			case first = <-r.asks:
-			case <-idle.C:
-				if l != nil {
-					l.close()
-					l = nil
-				}
-				continue
-			case <-ctx.Done():
-				return
-			}
-		}
-		batch := []*question{first}
-	gather:
-		for len(batch) < MaxKeys && next == nil {
-			select {
-			case q := <-r.asks:
-				if q.name.space == first.name.space {
-					batch = append(batch, q)
-				} else {
-					next = q
-				}
-			default:
-				break gather
-			}
-		}
-		l = p.ask(ctx, r, l, batch)
-		if ctx.Err() != nil {
-			return
-		}
+	joins := func(batch []*question, q *question) bool {
+		return len(batch) < MaxKeys && q.name.space == batch[0].name.space
 	}
+	inBatches(ctx, r.asks, joins, func(l *link, batch []*question) *link { return p.ask(ctx, r, l, batch) })
 }
 
 // ask puts questions of one namespace to a peer and gives the connection to go on

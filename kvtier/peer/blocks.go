@@ -86,24 +86,19 @@ func (b *Blocks) Pin(key block.Key) (*kvtier.Pin, bool) {
 }
 
 // Get gives a block that is here, or that a peer has and that comes sooner than it
-// is computed. Errors are those of kvtier.Namespace.
+// is computed. Errors are those of kvtier.Namespace. It counts as one hit or miss.
 func (b *Blocks) Get(ctx context.Context, key block.Key) (*kvtier.Block, error) {
-	got, err := b.Namespace.Get(ctx, key)
-	if !errors.Is(err, kvtier.ErrMiss) {
-		return got, err
-	}
-	f, came := b.seek(ctx, key)
-	if f == nil && !came {
-		return nil, err
-	}
-	if f != nil {
-		if !within(ctx, f.done, b.patience(f)) {
-			b.peers.totals.waitedOut.Add(1)
-			return nil, err
+	if b.here(key) {
+		if got, err := b.Namespace.Get(ctx, key); !errors.Is(err, kvtier.ErrMiss) {
+			return got, err
 		}
-		b.peers.totals.waited.Add(1)
-		if !b.here(key) {
-			return nil, err
+		// It has gone just now, or is damaged.
+	}
+	if f, _ := b.seek(ctx, key); f != nil {
+		if within(ctx, f.done, b.patience(f)) {
+			b.peers.totals.waited.Add(1)
+		} else {
+			b.peers.totals.waitedOut.Add(1)
 		}
 	}
 	return b.Namespace.Get(ctx, key)
@@ -112,9 +107,7 @@ func (b *Blocks) Get(ctx context.Context, key block.Key) (*kvtier.Block, error) 
 // Delete ends blocks here. They are not fetched from peers for a while, and what
 // is on its way is not stored.
 func (b *Blocks) Delete(ctx context.Context, keys ...block.Key) (removed int, err error) {
-	for _, key := range keys {
-		b.peers.deleted(name{b.ID(), key})
-	}
+	b.peers.Dropped(b.ID(), keys...)
 	return b.Namespace.Delete(ctx, keys...)
 }
 
@@ -161,6 +154,9 @@ func (p *Peers) seek(n *kvtier.Namespace, id name, h *hope) (*flight, *question)
 	if f := p.flights[id]; f != nil || !p.running {
 		return f, nil
 	}
+	if p.now() < p.quiet[id.space] {
+		return nil, nil
+	}
 	if q := p.questions[id]; q != nil {
 		return nil, q
 	}
@@ -178,6 +174,46 @@ func (p *Peers) seek(n *kvtier.Namespace, id name, h *hope) (*flight, *question)
 	return nil, q
 }
 
+// Dropped says that blocks are ended here, before they are: for a minute peers are
+// not asked for them, and what is on its way is not stored.
+func (p *Peers) Dropped(space block.Namespace, keys ...block.Key) {
+	for _, key := range keys {
+		p.deleted(name{space, key})
+	}
+}
+
+// DroppedAll is Dropped for every block of a namespace.
+func (p *Peers) DroppedAll(space block.Namespace) {
+	p.mu.Lock()
+	now := p.now()
+	for id, until := range p.quiet {
+		if now >= until {
+			delete(p.quiet, id)
+		}
+	}
+	p.quiet[space] = now + deletedFor
+	for id, q := range p.questions {
+		q.void = q.void || id.space == space
+	}
+	var flights []*flight
+	for id, f := range p.flights {
+		if id.space == space {
+			flights = append(flights, f)
+		}
+	}
+	p.mu.Unlock()
+	for _, f := range flights {
+		f.revoke()
+	}
+}
+
+// revoke says that a block on its way is not to be stored.
+func (f *flight) revoke() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.void = true
+}
+
 // deleted notes that a block was deleted here.
 func (p *Peers) deleted(id name) {
 	p.mu.Lock()
@@ -188,9 +224,7 @@ func (p *Peers) deleted(id name) {
 	f := p.flights[id]
 	p.mu.Unlock()
 	if f != nil {
-		f.mu.Lock()
-		f.void = true
-		f.mu.Unlock()
+		f.revoke()
 	}
 }
 

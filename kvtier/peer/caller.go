@@ -22,6 +22,7 @@ type caller struct {
 	reader  *bufio.Reader
 	writer  *bufio.Writer
 	number  uint32
+	version uint16
 	writing bool // an answer
 	buf     []byte
 	entries []entry
@@ -58,6 +59,7 @@ func (c *caller) greet(ctx context.Context) (who string, err error) {
 	if version == 0 {
 		return "", fmt.Errorf("greet KV peer: %w: it speaks %d to %d", errNoVersion, theirs.lowest, theirs.highest)
 	}
+	c.version = version
 	return who, nil
 }
 
@@ -140,11 +142,7 @@ func sized(b []byte, n int) []byte {
 func (c *caller) has(ctx context.Context, r request, space *kvtier.Namespace, shared bool) error {
 	sizes := make([]int, len(r.entries))
 	if shared {
-		keys := make([]block.Key, len(r.entries))
-		for i, e := range r.entries {
-			keys[i] = e.key
-		}
-		space.Peek(keys, sizes)
+		space.Peek(r.keys(), sizes)
 	}
 	for i, size := range sizes {
 		if sizes[i] = max(0, size); sizes[i] > 0 {
@@ -167,8 +165,16 @@ func (c *caller) has(ctx context.Context, r request, space *kvtier.Namespace, sh
 
 // get answers with blocks.
 func (c *caller) get(ctx context.Context, r request, space *kvtier.Namespace, shared bool) error {
+	parents, known := make([]block.Key, len(r.entries)), make([]bool, len(r.entries))
+	if shared && c.version >= withParents {
+		space.Parents(r.keys(), parents, known)
+	}
 	for i, e := range r.entries {
-		if err := c.send(ctx, r.number, i, e, space, shared); err != nil {
+		var parent []byte
+		if known[i] {
+			parent = appendParent(nil, parents[i])
+		}
+		if err := c.send(ctx, r.number, i, e, parent, space, shared); err != nil {
 			return err
 		}
 	}
@@ -176,12 +182,12 @@ func (c *caller) get(ctx context.Context, r request, space *kvtier.Namespace, sh
 	return c.writer.Flush()
 }
 
-// send sends one block, or that it is absent.
-func (c *caller) send(ctx context.Context, number uint32, place int, e entry, space *kvtier.Namespace, shared bool) error {
+// send sends one block, with its parent where there is any, or that it is absent.
+func (c *caller) send(ctx context.Context, number uint32, place int, e entry, parent []byte, space *kvtier.Namespace, shared bool) error {
 	var got *kvtier.Block
 	if shared {
 		var err error
-		if got, err = space.Get(ctx, e.key); err == nil {
+		if got, err = space.Lend(ctx, e.key); err == nil {
 			defer got.Release()
 		}
 	}
@@ -190,14 +196,19 @@ func (c *caller) send(ctx context.Context, number uint32, place int, e entry, sp
 	if got != nil && len(got.Bytes()) == int(e.size) {
 		data = got.Bytes()
 		h.kind, h.size, h.sum = kindBlock, e.size, got.Sum()
+		if parent != nil {
+			h.kind = kindChild
+		}
+	} else {
+		parent = nil
 	}
 	pace := ofServer.pace(c.server.opts.Limiter, len(data))
-	until, err := pace.take(ctx, blockSize)
+	until, err := pace.take(ctx, blockSize+len(parent))
 	if err != nil {
 		return err
 	}
 	_ = c.conn.SetWriteDeadline(until)
-	if _, err := c.writer.Write(h.append(c.buf[:0])); err != nil {
+	if _, err := c.writer.Write(append(h.append(c.buf[:0]), parent...)); err != nil {
 		return err
 	}
 	if h.kind == kindAbsent {

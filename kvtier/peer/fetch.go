@@ -73,53 +73,16 @@ func (p *Peers) miss(f *flight) {
 
 // runFetches fetches blocks of one peer, until ctx ends.
 func (p *Peers) runFetches(ctx context.Context, r *remote) {
-	var l *link
-	defer func() {
-		if l != nil {
-			l.close()
-		}
-	}()
-	idle := time.NewTimer(idleAfter)
-	defer idle.Stop()
-	var next *flight // was taken from the row and does not go with those before it
-	for {
-		first := next
-		next = nil
-		if first == nil {
-			idle.Reset(idleAfter)
-			select {
-			case first = <-r.fetches:
-			case <-idle.C:
-				if l != nil {
-					l.close()
-					l = nil
-				}
-				continue
-			case <-ctx.Done():
-				return
-			}
-		}
+	joins := func(batch []*flight, f *flight) bool {
 		// A share for each connection, so that all of them work.
-		limit := min(batchBytes, p.ofTenant(first.space.Tenant()).most/int64(p.opts.Connections))
-		batch, bytes := []*flight{first}, int64(first.size)
-	gather:
-		for len(batch) < batchBlocks && next == nil {
-			select {
-			case f := <-r.fetches:
-				if f.name.space == first.name.space && bytes+int64(f.size) <= limit {
-					batch, bytes = append(batch, f), bytes+int64(f.size)
-				} else {
-					next = f
-				}
-			default:
-				break gather
-			}
+		limit := min(batchBytes, p.ofTenant(f.space.Tenant()).most/int64(p.opts.Connections))
+		bytes := int64(f.size)
+		for _, one := range batch {
+			bytes += int64(one.size)
 		}
-		l = p.fetch(ctx, r, l, batch)
-		if ctx.Err() != nil {
-			return
-		}
+		return len(batch) < batchBlocks && f.name.space == batch[0].name.space && bytes <= limit
 	}
+	inBatches(ctx, r.fetches, joins, func(l *link, batch []*flight) *link { return p.fetch(ctx, r, l, batch) })
 }
 
 // landing is a flight with its room.

@@ -84,13 +84,14 @@ func (p *pace) take(ctx context.Context, n int) (time.Time, error) {
 
 // link is a connection to a peer, on which one request at a time is answered.
 type link struct {
-	raw    net.Conn // under conn, which may be TLS
-	conn   net.Conn
-	reader *bufio.Reader
-	buf    []byte
-	number uint32 // of the last request
-	ask    time.Duration
-	stop   func() bool
+	raw     net.Conn // under conn, which may be TLS
+	conn    net.Conn
+	reader  *bufio.Reader
+	buf     []byte
+	number  uint32 // of the last request
+	version uint16
+	ask     time.Duration
+	stop    func() bool
 }
 
 // open makes a connection and says hello. It ends with ctx.
@@ -135,6 +136,7 @@ func (p *Peers) open(ctx context.Context, r *remote) (_ *link, err error) {
 	if h.lowest != h.highest || h.lowest < lowest || h.lowest > Version {
 		return nil, fmt.Errorf("greet KV peer: %w", errNoVersion)
 	}
+	l.version = h.highest
 	return l, nil
 }
 
@@ -205,6 +207,7 @@ type slot interface {
 	Bytes() []byte
 	Fill(n int)
 	Sum() [16]byte
+	Follows(parent block.Key)
 }
 
 // receive receives one answer.
@@ -230,6 +233,11 @@ func (l *link) receive(ctx context.Context, limiter Limiter, place int, e entry,
 	if h.kind == kindAbsent {
 		return true, nil
 	}
+	if h.kind == kindChild {
+		if err := l.receiveParent(ctx, &pace, into); err != nil {
+			return false, err
+		}
+	}
 	for data := into.Bytes(); len(data) > 0; {
 		n := min(len(data), piece)
 		until, err := pace.take(ctx, n)
@@ -247,4 +255,25 @@ func (l *link) receive(ctx context.Context, limiter Limiter, place int, e entry,
 		return false, fmt.Errorf("%w: its bytes have another checksum", errDamaged)
 	}
 	return false, nil
+}
+
+// receiveParent receives which block comes before the one that follows.
+func (l *link) receiveParent(ctx context.Context, pace *pace, into slot) error {
+	if l.version < withParents {
+		return fmt.Errorf("%w: a parent in version %d", ErrProtocol, l.version)
+	}
+	var data [parentSize]byte
+	until, err := pace.take(ctx, len(data))
+	if err != nil {
+		return err
+	}
+	_ = l.conn.SetDeadline(until)
+	if _, err := io.ReadFull(l.reader, data[:]); err != nil {
+		return err
+	}
+	parent, err := parseParent(data[:])
+	if err == nil {
+		into.Follows(parent)
+	}
+	return err
 }

@@ -83,6 +83,9 @@ type Peers struct {
 	questions map[name]*question
 	flights   map[name]*flight
 	tenants   map[*kvtier.Tenant]*room // of each
+	// quiet are namespaces whose blocks were all ended here, and until when none of
+	// them is asked for, monotonic.
+	quiet map[block.Namespace]time.Duration
 }
 
 // room is the bytes that may be awaited at a time.
@@ -171,7 +174,7 @@ func New(opts Options) *Peers {
 	orElse(&opts.PinWait, 5*time.Millisecond)
 	p := &Peers{
 		opts: opts, log: opts.Log, began: time.Now(), room: semaphore.NewWeighted(int64(opts.InFlight)), known: newMemory(knownLimit),
-		questions: map[name]*question{}, flights: map[name]*flight{}, tenants: map[*kvtier.Tenant]*room{},
+		questions: map[name]*question{}, flights: map[name]*flight{}, tenants: map[*kvtier.Tenant]*room{}, quiet: map[block.Namespace]time.Duration{},
 	}
 	for _, one := range opts.List {
 		p.remotes = append(p.remotes, newRemote(one, opts.Zone))

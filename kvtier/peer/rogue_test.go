@@ -19,6 +19,12 @@ import (
 // write anything; where it says false the connection is closed.
 func rogue(t testing.TB, answer func(r request, to net.Conn) bool) (addr string) {
 	t.Helper()
+	return rogueOf(t, Version, answer)
+}
+
+// rogueOf speaks one version.
+func rogueOf(t testing.TB, version uint16, answer func(r request, to net.Conn) bool) (addr string) {
+	t.Helper()
 	l := listen(t)
 	var all sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
@@ -31,7 +37,7 @@ func rogue(t testing.TB, answer func(r request, to net.Conn) bool) (addr string)
 			all.Go(func() {
 				defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 				defer func() { _ = conn.Close() }()
-				converse(conn, answer)
+				converse(conn, version, answer)
 			})
 		}
 	})
@@ -44,13 +50,13 @@ func rogue(t testing.TB, answer func(r request, to net.Conn) bool) (addr string)
 }
 
 // converse speaks for a rogue on one connection.
-func converse(conn net.Conn, answer func(r request, to net.Conn) bool) {
+func converse(conn net.Conn, version uint16, answer func(r request, to net.Conn) bool) {
 	in := bufio.NewReader(conn)
 	greeting := make([]byte, helloSize)
 	if _, err := io.ReadFull(in, greeting); err != nil {
 		return
 	}
-	if _, err := conn.Write(hello{Version, Version}.append(nil)); err != nil {
+	if _, err := conn.Write(hello{version, version}.append(nil)); err != nil {
 		return
 	}
 	for {

@@ -122,7 +122,7 @@ func TestAGetWaitsNoLongerThanComputingTakes(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				b := newBubble(t, Options{}, kvtier.TenantSpec{PrefillRate: c.rate}, func(conn net.Conn) {
-					converse(conn, func(r request, to net.Conn) bool {
+					converse(conn, Version, func(r request, to net.Conn) bool {
 						if r.kind == kindHas {
 							return write(to, yes(r, 1e6))
 						}
@@ -160,7 +160,7 @@ func TestABlockThatTricklesIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 4 << 20
 		b := newBubble(t, Options{}, kvtier.TenantSpec{PrefillRate: 0.001}, func(conn net.Conn) {
-			converse(conn, func(r request, to net.Conn) bool {
+			converse(conn, Version, func(r request, to net.Conn) bool {
 				if r.kind == kindHas {
 					return write(to, yes(r, size))
 				}
@@ -193,7 +193,7 @@ func TestAPinWaitsAMomentForABlockOnItsWay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t, Options{}, kvtier.TenantSpec{}, func(conn net.Conn) {
-			converse(conn, func(r request, to net.Conn) bool {
+			converse(conn, Version, func(r request, to net.Conn) bool {
 				if r.kind == kindHas {
 					return write(to, yes(r, 100))
 				}
@@ -261,7 +261,7 @@ func TestAnAbsenceIsRememberedForSecondsAndNoLonger(t *testing.T) {
 		var questions atomic.Int64
 		var has atomic.Bool
 		b := newBubble(t, Options{}, kvtier.TenantSpec{PrefillRate: 0.001}, func(conn net.Conn) {
-			converse(conn, func(r request, to net.Conn) bool {
+			converse(conn, Version, func(r request, to net.Conn) bool {
 				if r.kind == kindHas {
 					questions.Add(1)
 					if has.Load() {
@@ -294,7 +294,7 @@ func TestNobodyWaitsForPeersThatHaveNothingUntilTheyHave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var has atomic.Bool
 		b := newBubble(t, Options{}, kvtier.TenantSpec{PrefillRate: 0.001}, func(conn net.Conn) {
-			converse(conn, func(r request, to net.Conn) bool {
+			converse(conn, Version, func(r request, to net.Conn) bool {
 				if r.kind == kindHas {
 					time.Sleep(time.Millisecond)
 					if has.Load() {

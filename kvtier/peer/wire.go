@@ -12,7 +12,7 @@ import (
 
 // Version is the version of the protocol, see PROTOCOL.md. Older ones are spoken
 // with those who know no newer.
-const Version = 1
+const Version = 2
 
 // lowest is the oldest version that is spoken.
 const lowest = 1
@@ -29,7 +29,11 @@ const (
 	entrySize   = 40
 	hasSize     = 16
 	blockSize   = 72
+	parentSize  = 48
 )
+
+// withParents is the version from which on blocks are told with their parents.
+const withParents = 2
 
 // MaxKeys bounds the entries of a request.
 const MaxKeys = 512
@@ -43,6 +47,7 @@ const (
 	kindSizes  kind = 129
 	kindBlock  kind = 130
 	kindAbsent kind = 131
+	kindChild  kind = 132 // a block, whose parent follows the header
 )
 
 var order = binary.LittleEndian
@@ -88,6 +93,14 @@ type request struct {
 	number  uint32
 	space   block.Namespace
 	entries []entry
+}
+
+func (r request) keys() []block.Key {
+	keys := make([]block.Key, len(r.entries))
+	for i, e := range r.entries {
+		keys[i] = e.key
+	}
+	return keys
 }
 
 func (r request) append(to []byte) []byte {
@@ -199,12 +212,29 @@ func parseHead(data []byte) (h head, err error) {
 		size: order.Uint32(data[44:]), sum: [16]byte(data[48:64]),
 	}
 	switch {
-	case h.kind == kindBlock && h.size >= block.MinSize && h.size <= block.MaxSize:
+	case (h.kind == kindBlock || h.kind == kindChild) && h.size >= block.MinSize && h.size <= block.MaxSize:
 	case h.kind == kindAbsent && h.size == 0 && h.sum == [16]byte{}:
 	default:
 		return h, fmt.Errorf("%w: an answer of kind %d with %d bytes", ErrProtocol, h.kind, h.size)
 	}
 	return h, nil
+}
+
+// appendParent is what follows the header of a block of kindChild.
+func appendParent(to []byte, parent block.Key) []byte {
+	at := len(to)
+	to = append(to, parent.Hash[:]...)
+	to = order.AppendUint32(to, parent.Group)
+	to = append(to, 0, 0, 0, 0)
+	return order.AppendUint64(to, xxh3.Hash(to[at:]))
+}
+
+// parseParent reads parentSize bytes.
+func parseParent(data []byte) (block.Key, error) {
+	if order.Uint64(data[40:]) != xxh3.Hash(data[:40]) || order.Uint32(data[36:]) != 0 {
+		return block.Key{}, fmt.Errorf("%w: the parent of a block has another checksum", ErrProtocol)
+	}
+	return block.Key{Hash: block.Hash(data[:32]), Group: order.Uint32(data[32:])}, nil
 }
 
 // answers says whether the header is the answer to an entry.

@@ -17,7 +17,7 @@ import (
 	"github.com/hearth-dev/hearth/units"
 )
 
-// golden are frames whose bytes are in testdata/v1.txt.
+// golden are frames whose bytes are in testdata/v1.txt and, of version 2, v2.txt.
 func golden() map[string][]byte {
 	space := block.Namespace{0: 1, 15: 16}
 	first, second := block.Key{Hash: block.HashOf([]byte("a"))}, block.Key{Hash: block.HashOf([]byte("b")), Group: 0x01020304}
@@ -29,25 +29,29 @@ func golden() map[string][]byte {
 		"sizes":  appendSizes(nil, 1, []int{20, 0, block.MaxSize}),
 		"block":  append(head{kindBlock, 0, 2, first, 20, xxh3.Hash128(data).Bytes()}.append(nil), data...),
 		"absent": head{kindAbsent, 1, 2, second, 0, [16]byte{}}.append(nil),
+		"hello2": hello{1, 2}.append(nil),
+		"child":  append(appendParent(head{kindChild, 0, 2, second, 20, xxh3.Hash128(data).Bytes()}.append(nil), first), data...),
 	}
 }
 
 func TestFramesHaveTheBytesOfTheProtocol(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("testdata/v1.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
 	frames := golden()
-	for line := range strings.Lines(string(text)) {
-		name, want, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if got := hex.EncodeToString(frames[name]); got != want {
-			t.Errorf("%s is\n%s, want\n%s", name, got, want)
+	for _, file := range []string{"testdata/v1.txt", "testdata/v2.txt"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		delete(frames, name)
+		for line := range strings.Lines(string(text)) {
+			name, want, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if got := hex.EncodeToString(frames[name]); got != want {
+				t.Errorf("%s is\n%s, want\n%s", name, got, want)
+			}
+			delete(frames, name)
+		}
 	}
 	for name, data := range frames {
-		t.Errorf("testdata/v1.txt lacks %s %x", name, data)
+		t.Errorf("testdata lacks %s %x", name, data)
 	}
 }
 
@@ -67,7 +71,10 @@ func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
 	if err := parseSizes(frames["sizes"], 1, sizes); err != nil || sizes[0] != 20 || sizes[1] != 0 || sizes[2] != block.MaxSize {
 		t.Error(sizes, err)
 	}
-	for _, name := range []string{"block", "absent"} {
+	if parent, err := parseParent(frames["child"][blockSize : blockSize+parentSize]); err != nil || parent.Hash != block.HashOf([]byte("a")) {
+		t.Error(parent, err)
+	}
+	for _, name := range []string{"block", "absent", "child"} {
 		h, err := parseHead(frames[name][:blockSize])
 		if err != nil || !bytes.Equal(h.append(nil), frames[name][:blockSize]) {
 			t.Errorf("%s is read as %+v, %v", name, h, err)
@@ -137,6 +144,11 @@ func FuzzDecodersTakeAnyBytes(f *testing.F) {
 		if len(data) >= blockSize {
 			if h, err := parseHead(data[:blockSize]); err == nil && !bytes.Equal(h.append(nil), data[:blockSize]) {
 				t.Errorf("header %+v has other bytes", h)
+			}
+		}
+		if len(data) >= parentSize {
+			if parent, err := parseParent(data[:parentSize]); err == nil && !bytes.Equal(appendParent(nil, parent), data[:parentSize]) {
+				t.Errorf("parent %+v has other bytes", parent)
 			}
 		}
 	})
