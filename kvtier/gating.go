@@ -30,10 +30,15 @@ func (c *Cache) speed(loc segment.Loc) *gate.Estimator {
 }
 
 // measure finds how fast the drives are, once, when the first tenant writes to
-// them. Until then they count as slow ones.
+// them. Until then they count as slow ones. What it writes is of no tenant's share
+// of the wear.
 func (c *Cache) measure(ctx context.Context) {
+	budget := segment.Wear{
+		Spend:  func(n int64) bool { return c.wear.spend(nobody, n) },
+		Charge: func(n int64) { c.wear.charge(nobody, n) },
+	}
 	for i, dir := range c.drives() {
-		speed, err := segment.SelfTest(ctx, c.fs, dir)
+		speed, err := segment.SelfTest(ctx, c.fs, dir, budget)
 		if err != nil {
 			if ctx.Err() == nil {
 				c.log.Warn("a drive cannot be measured, it counts as a slow one", slog.String("dir", dir), slog.Any("error", err))

@@ -27,3 +27,24 @@ func TestOverwritingSmallBlocksStaysWithinTheWearBudget(t *testing.T) {
 	}
 	closeCache(t, c)
 }
+
+func TestSelfTestsOfManyStartsStayWithinTheWearBudget(t *testing.T) {
+	t.Parallel()
+	var now time.Duration
+	const perStart, capacity = 2*units.MiB + 4*units.KiB, 64 * units.MiB
+	dir := t.TempDir()
+	for start := range int64(24) {
+		c := onDrive(t, dir, func(o *CacheOptions) {
+			o.Wear = WearOptions{WritesPerDay: 1, Capacity: capacity, Now: func() time.Duration { return now }}
+		})
+		c.measure(t.Context())
+		if s := c.Wear(); s.Written != (start+1)*int64(perStart) || s.Refused != 0 || c.speeds[0].Speed().Bandwidth <= 0 {
+			t.Errorf("start %d: %+v, want %d bytes written and no write refused", start, s, (start+1)*int64(perStart))
+		}
+		closeCache(t, c)
+		now += time.Hour
+	}
+	if 24*perStart > capacity {
+		t.Error("a start an hour is more than the budget of a day")
+	}
+}

@@ -447,7 +447,7 @@ func TestARealDriveIsWrittenDirectlyAndMeasured(t *testing.T) {
 		free()
 		freeBuf()
 	}
-	v, err := SelfTest(context.Background(), durable.OS, dir)
+	v, err := SelfTest(context.Background(), durable.OS, dir, Wear{})
 	if err != nil || v.Read <= 0 || v.Write <= 0 || v.Latency <= 0 {
 		t.Errorf("measured %+v, %v", v, err)
 	}

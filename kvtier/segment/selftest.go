@@ -29,11 +29,33 @@ const (
 	testReads = 65
 )
 
+// Wear is what the drives may still be written. Spend is asked before n bytes are
+// and may say no, Charge is told of n bytes that are written in any case; nil has no
+// bound.
+type Wear struct {
+	Spend  func(n int64) bool
+	Charge func(n int64)
+}
+
+// testSize is how many bytes a test writes, and has been taken from the wear: as
+// many as it lets, and 2 MiB at least.
+func (w Wear) testSize() int64 {
+	for size := int64(testBytes); size > testStep; size /= 2 {
+		if w.Spend == nil || w.Spend(size+PageSize) { // a page is for probeDirect
+			return size
+		}
+	}
+	if w.Charge != nil {
+		w.Charge(testStep + PageSize)
+	}
+	return testStep
+}
+
 // SelfTest measures a drive with a file of at most 64 MiB in a directory that is
-// there. What a crash leaves of it has a temporary name; see durable.IsTemp. Where
-// the drive has no room for that it is measured with less, and not with nothing:
-// then the error wraps syscall.ENOSPC.
-func SelfTest(ctx context.Context, fsys durable.FS, dir string) (v Speed, err error) {
+// there, and of 2 MiB where the wear has not more. What a crash leaves of it has a
+// temporary name; see durable.IsTemp. Where the drive has no room for that it is
+// measured with less, and not with nothing: then the error wraps syscall.ENOSPC.
+func SelfTest(ctx context.Context, fsys durable.FS, dir string, wear Wear) (v Speed, err error) {
 	p, free, err := newPages(testStep)
 	if err != nil {
 		return v, fmt.Errorf("measure drive: %w", err)
@@ -43,6 +65,7 @@ func SelfTest(ctx context.Context, fsys durable.FS, dir string) (v Speed, err er
 	for i := 0; i < len(p); i += 8 {
 		le.PutUint64(p[i:], random.Uint64()) // a drive may shrink what repeats
 	}
+	size := wear.testSize()
 	v.Direct = probeDirect(fsys, dir, p) == nil
 	flags := os.O_RDWR | os.O_CREATE | os.O_EXCL
 	if v.Direct {
@@ -58,7 +81,6 @@ func SelfTest(ctx context.Context, fsys durable.FS, dir string) (v Speed, err er
 			err = fmt.Errorf("measure drive: %w", err)
 		}
 	}()
-	size := int64(testBytes)
 	for err = f.Allocate(size); err != nil; err = f.Allocate(size) {
 		if size /= 2; size < testStep || !errors.Is(err, syscall.ENOSPC) {
 			return v, err
