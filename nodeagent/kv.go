@@ -248,6 +248,17 @@ func (k *kvSpace) startLocked(served *kvServed) {
 	})
 }
 
+// anonymous is the tenant of clients on listen.resp without a password, nil for
+// none.
+func (k *kvSpace) anonymous() *resp.Tenant {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.open == nil {
+		return nil
+	}
+	return k.open.resp
+}
+
 // hasClients says whether listen.resp has anybody to serve.
 func (k *kvSpace) hasClients() bool {
 	k.mu.Lock()
@@ -262,12 +273,9 @@ func (k *kvSpace) hasClients() bool {
 
 // serveTCP serves tenants by their passwords, until ctx ends.
 func (k *kvSpace) serveTCP(ctx context.Context, l net.Listener) error {
-	access := resp.Access{Authenticate: k.authenticate}
+	access := resp.Access{Authenticate: k.authenticate, TenantNow: k.anonymous}
 	k.mu.Lock()
 	k.tcp = l.Addr()
-	if k.open != nil {
-		access.Tenant = k.open.resp
-	}
 	k.mu.Unlock()
 	if err := k.server.Serve(ctx, l, access); err != nil {
 		return fmt.Errorf("serve resp: %w", err)

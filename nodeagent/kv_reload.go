@@ -47,7 +47,6 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 	}
 	k.mu.Lock()
 	k.config = next
-	tcp, open := k.tcp != nil, k.open
 	k.mu.Unlock()
 	k.peering.setRate(next.PeerRate)
 	if next.DriveWritesPerDay != before.DriveWritesPerDay {
@@ -67,13 +66,7 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 		err = errors.Join(err, e, k.renewPassword(t))
 	}
 	for _, t := range added {
-		if t.Anonymous && tcp {
-			late = append(late, "kv.tenants: clients without a password as "+t.Name)
-		}
 		err = errors.Join(err, k.addTenant(ctx, t))
-	}
-	if open != nil && slices.Contains(removed, open.tenant.Name()) && tcp {
-		late = append(late, "kv.tenants: to refuse clients without a password")
 	}
 	for _, r := range k.Reservations() {
 		if r.Namespace != "" && k.serves(kvtier.TenantClaim, r.Claim) {
@@ -210,6 +203,7 @@ func (k *kvSpace) detach(ctx context.Context, name string) error {
 	k.mu.Lock()
 	err := k.renewCredentialsLocked()
 	k.mu.Unlock()
+	served.resp.End() // no new one can become its client
 	k.log.Info("a KV tenant is served no more, its blocks stay on the drives", slog.String("tenant", name),
 		slog.String("nvme", units.Bytes(served.tenant.Stats().NVMe.Used).Human()))
 	return errors.Join(err, k.cache.DetachTenant(ctx, kvtier.TenantCredential, name))

@@ -272,7 +272,7 @@ func (c *conn) selectDatabase(args [][]byte) error {
 
 func (c *conn) reset([][]byte) error {
 	c.resp3, c.database, c.name, c.library, c.version = false, 0, "", "", ""
-	c.become(c.listening.access.Tenant)
+	c.become(c.listening.access.anonymous())
 	if c.tenant == nil {
 		c.readBy(c.server.options.AuthTimeout)
 	}

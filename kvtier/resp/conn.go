@@ -60,7 +60,7 @@ func (c *conn) serve() {
 			totals.native.Add(-1)
 		}
 	}()
-	if c.become(c.listening.access.Tenant); c.tenant == nil {
+	if c.become(c.listening.access.anonymous()); c.tenant == nil {
 		c.readBy(c.server.options.AuthTimeout)
 	}
 	c.reader.open = c.tenant == nil
@@ -92,6 +92,7 @@ func (c *conn) become(tenant *Tenant) {
 	}
 	if c.tenant != nil {
 		c.tenant.figures.connections.Add(-1)
+		c.tenant.connected.remove(c)
 		c.tenant.pins.leave(c.id)
 	}
 	c.tenant, c.lastModel = tenant, nil
@@ -101,6 +102,7 @@ func (c *conn) become(tenant *Tenant) {
 		if c.reader.open {
 			c.readBy(0)
 		}
+		c.quit = !tenant.connected.add(c) || c.quit
 	}
 	c.reader.open = tenant == nil
 }

@@ -37,11 +37,22 @@ type Options struct {
 type Access struct {
 	// Tenant of connections without a credential; nil demands one.
 	Tenant *Tenant
+	// TenantNow stands in for Tenant where it is not nil: it is asked anew for every
+	// connection.
+	TenantNow func() *Tenant
 	// Authenticate finds the tenant of a credential, in constant time; nil ignores
 	// credentials. (*Credentials).Authenticate is one.
 	Authenticate func(user, password []byte) (*Tenant, bool)
 	// MaxConnections at a time; 0 is that of the Server.
 	MaxConnections int
+}
+
+// anonymous is the tenant of a connection without a credential, nil for none.
+func (a Access) anonymous() *Tenant {
+	if a.TenantNow != nil {
+		return a.TenantNow()
+	}
+	return a.Tenant
 }
 
 // Server answers clients on any number of listeners.
@@ -129,7 +140,7 @@ type listening struct {
 // returns once all of its connections have ended, at most Options.Drain later and
 // what the tier takes to give up a call. The error is the listener's, nil where the context ended.
 func (s *Server) Serve(ctx context.Context, listener net.Listener, access Access) error {
-	if access.Tenant == nil && access.Authenticate == nil {
+	if access.Tenant == nil && access.TenantNow == nil && access.Authenticate == nil {
 		return errors.New("serve resp: a listener has a tenant or credentials")
 	}
 	if access.MaxConnections <= 0 {

@@ -6,7 +6,9 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/kvtier/block"
@@ -74,12 +76,13 @@ type TenantOptions struct {
 // Tenant is one tenant as this protocol sees it: its blocks, what is pinned and
 // known of them, and its figures. All its connections share it.
 type Tenant struct {
-	options TenantOptions
-	blocks  Blocks
-	pins    pins
-	sizes   sizes
-	figures figures
-	models  models
+	options   TenantOptions
+	blocks    Blocks
+	pins      pins
+	sizes     sizes
+	figures   figures
+	models    models
+	connected connected
 	// held is bytes of blocks that wait to be written, of HoldBytes.
 	held atomic.Int64
 	// conditional lets one SET with NX or XX decide at a time.
@@ -101,6 +104,46 @@ func NewTenant(options TenantOptions) *Tenant {
 
 // Name is the tenant's name.
 func (t *Tenant) Name() string { return t.options.Name }
+
+// End closes the tenant's connections, and those at once that become its own
+// later: nobody serves it any more. What is being answered has Options.Drain for it.
+func (t *Tenant) End() { t.connected.end() }
+
+// connected are the connections of a tenant.
+type connected struct {
+	mu    sync.Mutex
+	all   map[*conn]struct{}
+	ended bool
+}
+
+// add takes a connection, unless there is to be none any more.
+func (o *connected) add(c *conn) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended {
+		return false
+	}
+	if o.all == nil {
+		o.all = map[*conn]struct{}{}
+	}
+	o.all[c] = struct{}{}
+	return true
+}
+
+func (o *connected) remove(c *conn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.all, c)
+}
+
+func (o *connected) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ended = true
+	for c := range o.all {
+		c.finish(time.Now().Add(c.server.options.Drain))
+	}
+}
 
 // Credentials are tenants and their passwords.
 type Credentials struct {

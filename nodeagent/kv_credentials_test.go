@@ -1,0 +1,125 @@
+package nodeagent
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hearth-dev/hearth/units"
+)
+
+// onTCP serves clients with passwords until the test ends, and gives the address.
+func onTCP(t *testing.T, k *kvSpace) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- k.serveTCP(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return l.Addr().String()
+}
+
+// talker is a client whose connection stands.
+type talker struct {
+	t    *testing.T
+	conn net.Conn
+	in   *bufio.Reader
+}
+
+func talk(t *testing.T, address string) *talker {
+	t.Helper()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return &talker{t, conn, bufio.NewReader(conn)}
+}
+
+// says sends a line and wants another one.
+func (c *talker) says(command, want string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.conn, command+"\r\n"); err != nil {
+		c.t.Fatal(err)
+	}
+	line, err := c.in.ReadString('\n')
+	if err == nil && strings.HasPrefix(line, "$") && line != "$-1\r\n" {
+		line, err = c.in.ReadString('\n')
+	}
+	if err != nil || strings.TrimSpace(line) != want {
+		c.t.Fatalf("%s gave %q, %v; want %s", command, line, err, want)
+	}
+}
+
+// ended waits until the server has closed the connection.
+func (c *talker) ended() {
+	c.t.Helper()
+	if line, err := c.in.ReadString('\n'); err == nil {
+		c.t.Fatalf("the server says %q", line)
+	}
+}
+
+func TestTheClientsOfATenantThatIsRemovedAndAddedAgainComeAnew(t *testing.T) {
+	t.Parallel()
+	c := newKV(t)
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code := KVTenant{Name: "code", Memory: units.MiB, CredentialFile: password}
+	open := KVTenant{Name: "open", Memory: units.MiB, Anonymous: true}
+	stays := KVTenant{Name: "stays", Memory: units.MiB, Socket: filepath.Join(t.TempDir(), "stays.sock")}
+	c.Tenants = []KVTenant{stays, code, open}
+	k := openedKV(t, c, plenty)
+	address := onTCP(t, k)
+	take := func(tenants ...KVTenant) {
+		t.Helper()
+		next := c
+		next.Tenants = tenants
+		if late, err := k.take(t.Context(), next); err != nil || len(late) != 0 {
+			t.Fatalf("late %q: %v", late, err)
+		}
+	}
+	known, nobody := talk(t, address), talk(t, address)
+	known.says("AUTH secret", "+OK")
+	known.says("SET k v", "+OK")
+	nobody.says("SET k w", "+OK")
+
+	take(stays, slices.Clone(c.Tenants)[1]) // "open" goes
+	nobody.ended()
+	talk(t, address).says("GET k", "-NOAUTH Authentication required.")
+	known.says("GET k", "v")
+
+	take(stays)
+	known.ended()
+	talk(t, address).says("AUTH secret", "-WRONGPASS invalid username-password pair or user is disabled.")
+
+	take(stays, code, open)
+	known, nobody = talk(t, address), talk(t, address)
+	known.says("AUTH secret", "+OK")
+	nobody.says("SET k x", "+OK")
+	known.says("SET k y", "+OK")
+	known.says("GET k", "y")
+	nobody.says("GET k", "x")
+	for name, want := range map[string]int64{"code": 1, "open": 1} {
+		for _, served := range k.list() {
+			if served.tenant.Name() == name && served.tenant.Stats().Total != want {
+				t.Errorf("%s has %d blocks: its clients are another's", name, served.tenant.Stats().Total)
+			}
+		}
+	}
+}
