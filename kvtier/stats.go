@@ -68,6 +68,9 @@ type TenantStats struct {
 	// the blocks found.
 	Recovery  time.Duration
 	Recovered int64
+	// DrivesOut are drives that were given up: they are tried again. All count where
+	// the tenant has NVMe and none of them is open.
+	DrivesOut int64
 }
 
 // Stats tells of a tenant.
@@ -85,9 +88,12 @@ func (t *Tenant) Stats() TenantStats {
 	s.NVMe = TierStats{Blocks: int64(blocks), Bytes: units.Bytes(bytes), Budget: t.spec.NVMe}
 	s.Total = int64(t.index.Present())
 	drive := t.drive
+	if drive == nil && t.opened && t.spec.NVMe > 0 {
+		s.DrivesOut = int64(len(t.cache.drives()))
+	}
 	t.mu.Unlock()
 	if drive != nil {
-		s.NVMe.Used = units.Bytes(drive.Bytes())
+		s.NVMe.Used, s.DrivesOut = units.Bytes(drive.Bytes()), int64(drive.Stats().Out)
 	}
 	for tier, of := range map[Tier]*TierStats{TierRAM: &s.RAM, TierNVMe: &s.NVMe} {
 		of.Hits, of.HitBytes, of.HitTokens = c.hits[tier].Load(), c.hitBytes[tier].Load(), c.hitTokens[tier].Load()

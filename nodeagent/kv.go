@@ -37,11 +37,14 @@ type kvSpace struct {
 	offers func()
 
 	mu       sync.Mutex
-	config   KV                   // as it was taken last
-	problems []string             // that it has on this node
-	left     units.Bytes          // on the drives, of tenants that nobody serves
-	served   map[string]*kvServed // by kind and name
-	open     *kvServed            // of clients without a password on listen.resp; nil is none
+	config   KV                       // as it was taken last
+	problems []string                 // that it has on this node
+	lacks    []string                 // of them, what the node lacks
+	refused  map[string]*refusal      // tenants that could not be opened, by kind and name
+	busy     map[string]chan struct{} // tenants being opened or ended, the same
+	left     units.Bytes              // on the drives, of tenants that nobody serves
+	served   map[string]*kvServed     // by kind and name
+	open     *kvServed                // of clients without a password on listen.resp; nil is none
 	creds    *resp.Credentials
 	running  context.Context // of run; nil while it does not run
 	tcp      net.Addr        // of listen.resp; nil while nothing listens there
@@ -72,6 +75,7 @@ func openKV(config KV, capacity kvCapacity, peering kvPeering, log *slog.Logger)
 	k := &kvSpace{
 		capacity: capacity, peering: peering, config: config, log: log, server: resp.New(resp.Options{Log: log}), changing: make(chan struct{}, 1),
 		served: map[string]*kvServed{}, creds: &resp.Credentials{}, labels: kvLabels{}, past: map[string]*kvSum{},
+		refused: map[string]*refusal{}, busy: map[string]chan struct{}{},
 	}
 	offered, _ := config.within(capacity, 0)
 	k.Space, err = kvtier.Open(kvtier.Options{Dir: config.Dir, Budget: offered.claims(0), Make: config.set(), Log: log})
@@ -93,20 +97,25 @@ func openKV(config KV, capacity kvCapacity, peering kvPeering, log *slog.Logger)
 	if err != nil {
 		return nil, err
 	}
-	group, ctx := errgroup.WithContext(context.Background())
+	ctx := context.Background()
+	var group errgroup.Group
 	group.SetLimit(8)
 	for _, r := range k.Reservations() {
 		if r.Namespace == "" {
 			continue // its record was lost: it has a directory and no sizes
 		}
-		group.Go(func() error { return k.addClaim(ctx, r) })
+		group.Go(func() error {
+			k.orRefuse(ctx, kvtier.TenantClaim, r.Claim, func() error { return k.addClaim(ctx, r) })
+			return nil
+		})
 	}
 	for _, t := range config.Tenants {
-		group.Go(func() error { return k.addTenant(ctx, t) })
+		group.Go(func() error {
+			k.orRefuse(ctx, kvtier.TenantCredential, t.Name, func() error { return k.addTenant(ctx, t) })
+			return nil
+		})
 	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
+	_ = group.Wait() // what one tenant lacks is a problem, and no reason not to start
 	k.offer(context.Background(), config)
 	k.fill.look(k.figures())
 	return k, nil
@@ -120,8 +129,9 @@ func (k *kvSpace) offer(ctx context.Context, config KV) {
 		problems = append(problems, "claims keep what they have: "+err.Error())
 	}
 	k.mu.Lock()
-	k.problems, k.left = problems, left
+	k.lacks, k.left = problems, left
 	k.mu.Unlock()
+	k.lookAtTenants()
 	if k.offers != nil {
 		k.offers()
 	}
@@ -129,6 +139,11 @@ func (k *kvSpace) offer(ctx context.Context, config KV) {
 
 // addClaim serves a claim's blocks on the socket in its directory.
 func (k *kvSpace) addClaim(ctx context.Context, r kvtier.Reservation) error {
+	done, err := k.alone(ctx, kvtier.TenantClaim, r.Claim)
+	if err != nil {
+		return err
+	}
+	defer done()
 	served, err := k.serve(ctx, k.settings().claimSpec(r), false)
 	if err != nil {
 		return err
@@ -149,6 +164,11 @@ func (k *kvSpace) addClaim(ctx context.Context, r kvtier.Reservation) error {
 
 // addTenant serves the blocks of a tenant of the configuration.
 func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
+	done, err := k.alone(ctx, kvtier.TenantCredential, t.Name)
+	if err != nil {
+		return err
+	}
+	defer done()
 	spec, err := k.settings().spec(t)
 	if err != nil {
 		return err
@@ -300,6 +320,7 @@ func (k *kvSpace) run(ctx context.Context) error {
 	k.mu.Unlock()
 	group.Go(func() error { return k.cache.Run(running) })
 	group.Go(func() error { return k.watchFill(running) })
+	group.Go(func() error { return k.retryRefused(running) })
 	group.Go(func() error { return k.peering.run(running) })
 	err := group.Wait()
 	k.mu.Lock()
@@ -318,6 +339,7 @@ func (k *kvSpace) Reserve(ctx context.Context, r kvtier.Reservation) (string, er
 	if err := k.addClaim(ctx, r); err != nil {
 		return "", fmt.Errorf("reserve KV space for claim %s: %w", r.Claim, err)
 	}
+	k.unrefuse(kvtier.TenantClaim, r.Claim)
 	return dir, nil
 }
 
@@ -326,6 +348,11 @@ func (k *kvSpace) Release(ctx context.Context, claim string) error {
 	if k.cache == nil {
 		return k.Space.Release(ctx, claim)
 	}
+	done, err := k.alone(ctx, kvtier.TenantClaim, claim)
+	if err != nil {
+		return fmt.Errorf("release KV space of claim %s: %w", claim, err)
+	}
+	defer done()
 	key := kvtier.TenantClaim + " " + claim
 	k.mu.Lock()
 	served := k.served[key]
@@ -339,7 +366,11 @@ func (k *kvSpace) Release(ctx context.Context, claim string) error {
 	if err := k.cache.RemoveTenant(ctx, kvtier.TenantClaim, claim); err != nil {
 		return fmt.Errorf("release KV space of claim %s: %w", claim, err)
 	}
-	return k.Space.Release(ctx, claim)
+	if err := k.Space.Release(ctx, claim); err != nil {
+		return err
+	}
+	k.unrefuse(kvtier.TenantClaim, claim)
+	return nil
 }
 
 // stop ends the listener of a tenant and waits for its connections.

@@ -94,7 +94,7 @@ func (s kvSum) counts() kvSum {
 		tier.Blocks, tier.Bytes, tier.Used, tier.Budget = 0, 0, 0, 0
 	}
 	s.stats.Own, s.stats.Total, s.stats.Namespaces, s.stats.IndexBytes, s.stats.Pins, s.stats.Waiting, s.stats.Recovered = 0, 0, 0, 0, 0, 0, 0
-	s.recovery = 0
+	s.recovery, s.stats.DrivesOut = 0, 0
 	s.resp.Connections, s.resp.Pins, s.resp.PinnedBytes = 0, 0, 0
 	return s
 }
@@ -247,6 +247,7 @@ func (k *kvSpace) watchFill(ctx context.Context) error {
 			return nil
 		case <-look.C:
 			k.fill.look(k.figures())
+			k.lookAtTenants()
 		}
 	}
 }

@@ -22,22 +22,14 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 	}
 	defer k.leave()
 	before := k.settings()
+	// One that is refused may become any other.
+	before.Tenants = slices.DeleteFunc(slices.Clone(before.Tenants), func(t KVTenant) bool { return !k.serves(kvtier.TenantCredential, t.Name) })
 	next, late := before.with(want)
 	if next.set() != before.set() || !before.set() {
 		if next.set() != before.set() {
 			late = append(late, "kv.memory and kv.nvme from or to nothing")
 		}
 		return late, nil
-	}
-	specs := map[string]kvtier.TenantSpec{}
-	for _, t := range next.Tenants {
-		// What cannot be read is an error before anything changes.
-		if specs[t.Name], err = next.spec(t); err == nil {
-			_, err = t.password()
-		}
-		if err != nil {
-			return late, fmt.Errorf("change KV configuration: %w", err)
-		}
 	}
 	added, stay, removed := changedTenants(before.Tenants, next.Tenants)
 	left := k.leftBytes()
@@ -60,13 +52,18 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 	for _, name := range removed {
 		err = errors.Join(err, k.detach(ctx, name))
 	}
+	k.keepRefused(next)
 	slices.SortStableFunc(stay, func(a, b KVTenant) int { return shrinksFirst(before, a) - shrinksFirst(before, b) })
 	for _, t := range stay {
-		_, e := k.cache.AddTenant(ctx, specs[t.Name])
+		// What cannot be read leaves this one as it is, and the others are changed.
+		spec, e := next.spec(t)
+		if e == nil {
+			_, e = k.cache.AddTenant(ctx, spec)
+		}
 		err = errors.Join(err, e, k.renewPassword(t))
 	}
 	for _, t := range added {
-		err = errors.Join(err, k.addTenant(ctx, t))
+		k.orRefuse(ctx, kvtier.TenantCredential, t.Name, func() error { return k.addTenant(ctx, t) })
 	}
 	for _, r := range k.Reservations() {
 		if r.Namespace != "" && k.serves(kvtier.TenantClaim, r.Claim) {

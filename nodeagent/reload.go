@@ -36,6 +36,7 @@ func (a *Agent) watchConfig(ctx context.Context) error {
 		data, err := os.ReadFile(a.opts.ConfigFile)
 		now := sha256.Sum256(data)
 		if err == nil && now == seen {
+			a.listenLate(ctx, &serving) // a tenant may come later than the file
 			continue
 		}
 		if err == nil {

@@ -77,6 +77,10 @@ func Check(ctx context.Context, o CheckOptions) (Report, error) {
 		if err != nil {
 			return report, fmt.Errorf("check segments: %w", err)
 		}
+		if !info.Mode().IsRegular() {
+			report.Damaged = append(report.Damaged, Damage{Path: filepath.Join(o.Dir, e.Name()), Err: errNoFile})
+			continue
+		}
 		numbers = append(numbers, number)
 		c.total += info.Size()
 	}

@@ -91,6 +91,10 @@ func (l *Log) start() error {
 	return l.tell(window)
 }
 
+// errNoFile says that something has a segment's name and is no file: to open a pipe
+// would wait for ever.
+var errNoFile = errors.New("no regular file has a segment's name")
+
 // look is what a drive's directory says before anything is changed.
 type look struct {
 	member      membership
@@ -119,6 +123,9 @@ func (d *drive) look(window []byte) (v look, err error) {
 			continue
 		}
 		v.files++
+		if !e.Type().IsRegular() {
+			return v, fmt.Errorf("%w: move it away: %s", errNoFile, filepath.Join(d.dir, e.Name()))
+		}
 		h, err := d.peek(e.Name(), window)
 		if errors.Is(err, ErrNewer) {
 			return v, fmt.Errorf("%w: %s", err, filepath.Join(d.dir, e.Name()))
