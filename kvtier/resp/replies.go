@@ -100,9 +100,9 @@ func (c *conn) writeNow(size int) (stalled bool, err error) {
 	switch {
 	case c.socket.raw == nil:
 	case c.socket.enter(size):
-		sent, c.buffers, err = c.socket.send(c.buffers)
+		sent, c.buffers, err = c.socket.send(c.buffers, size)
 	default:
-		sent, c.buffers, err = c.socket.try(c.buffers)
+		sent, c.buffers, err = c.socket.try(c.buffers, size)
 	}
 	if err == nil && len(c.buffers) > 0 {
 		c.writeBy(time.Now().Add(stalledAfter + time.Duration(size)*time.Second/usualRate))

@@ -13,21 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A large value is moved by a thread that waits in the kernel: parking the
-// goroutine each time that the socket's buffer is full or empty costs about as
-// much processor time as the copy. A thread that waits keeps its place in the Go
-// scheduler for a while, so only half of the places may wait at a time, and who is
-// slow is left to the runtime's poller: after patience without a byte, when a piece
-// came in part only, and after ten times patience in any case.
+// A large value is moved over a unix socket by a thread that waits in the kernel:
+// parking the goroutine each time that the socket's buffer is full or empty costs
+// about as much processor time as the copy. A thread that waits keeps its place in
+// the Go scheduler for a while, so only half of the places may wait at a time, and
+// who is slow is left to the runtime's poller: after patience without a byte, when
+// a piece came in part only, and after ten times patience in any case. Over TCP the
+// kernel sizes buffers to take most values at once, and waiting costs more.
 const (
 	blockingFrom = 64 << 10 // bytes
 	patience     = 5 * time.Millisecond
 	pieceSize    = 1 << 20 // bytes that are sent at once
-	// Buffers that were measured to cost least: a unix socket's takes much at
-	// once; what is in flight on loopback should stay in the processor's cache.
-	// Elsewhere the kernel sizes them by what it sees of the network.
-	unixBuffer     = 512 << 10 // bytes
-	loopbackBuffer = 128 << 10
+	// unixBuffer was measured to cost least; the kernel's own is of some 200 KiB.
+	unixBuffer = 512 << 10 // bytes
 )
 
 // blocking counts the threads that wait for sockets, of at most maxBlocking.
@@ -38,13 +36,16 @@ var (
 
 // socket is a connection's descriptor, where it has one.
 type socket struct {
-	raw syscall.RawConn
-	now *sending
+	raw   syscall.RawConn
+	waits bool // whether a thread may wait for it
+	now   *sending
 }
 
 // sending is what try sends. It is made once, since each small reply passes it.
 type sending struct {
 	buffers [][]byte
+	large   bool // worth a shift
+	tcp     bool
 	sent    int
 	err     error
 	step    func(fd uintptr) bool
@@ -60,40 +61,35 @@ func openSocket(connection net.Conn) socket {
 	if err != nil {
 		return socket{}
 	}
-	buffer := 0
+	s := socket{raw: raw, now: &sending{}}
+	s.now.step = s.now.send
 	switch of := connection.(type) {
 	case *net.UnixConn:
-		buffer = unixBuffer
+		err = raw.Control(func(fd uintptr) { s.waits = prepare(int(fd)) })
 	case *net.TCPConn:
+		s.now.tcp = true
 		// A dead peer is found, a silent one is left alone.
 		_ = of.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4})
-		if peer, ok := of.RemoteAddr().(*net.TCPAddr); ok && peer.IP.IsLoopback() {
-			buffer = loopbackBuffer
-		}
 	default:
 		return socket{}
 	}
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		timeout := unix.NsecToTimeval(patience.Nanoseconds())
-		failed = errors.Join(
-			unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout),
-			unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
-		if buffer > 0 {
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, buffer)
-		}
-	})
-	if err != nil || failed != nil {
+	if err != nil {
 		return socket{}
 	}
-	now := &sending{}
-	now.step = now.send
-	return socket{raw: raw, now: now}
+	return s
+}
+
+// prepare readies a unix socket for threads that wait, and says whether they may.
+func prepare(fd int) bool {
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, unixBuffer)
+	timeout := unix.NsecToTimeval(patience.Nanoseconds())
+	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout) == nil &&
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout) == nil
 }
 
 // enter takes one of the threads that may wait.
 func (s socket) enter(size int) bool {
-	if s.raw == nil || size < blockingFrom {
+	if !s.waits || size < blockingFrom {
 		return false
 	}
 	if blocking.Add(1) > maxBlocking {
@@ -103,9 +99,10 @@ func (s socket) enter(size int) bool {
 	return true
 }
 
-// try writes what the socket takes at once, and gives what is left of buffers.
-func (s socket) try(buffers [][]byte) (sent int, left [][]byte, err error) {
-	*s.now = sending{buffers: buffers, step: s.now.step}
+// try writes what the socket takes at once of size bytes, and gives what is left
+// of buffers.
+func (s socket) try(buffers [][]byte, size int) (sent int, left [][]byte, err error) {
+	*s.now = sending{buffers: buffers, large: size >= shiftFrom, tcp: s.now.tcp, step: s.now.step}
 	lockErr := s.raw.Write(s.now.step)
 	left, err = s.now.buffers, s.now.err
 	s.now.buffers = nil
@@ -113,6 +110,10 @@ func (s socket) try(buffers [][]byte) (sent int, left [][]byte, err error) {
 }
 
 func (s *sending) send(fd uintptr) bool {
+	if s.large {
+		s.sent = sendHead(int(fd), s.buffers, s.tcp)
+		s.buffers = after(s.buffers, s.sent)
+	}
 	for len(s.buffers) > 0 {
 		var n int
 		if len(s.buffers) == 1 {
@@ -132,15 +133,19 @@ func (s *sending) send(fd uintptr) bool {
 	return true
 }
 
-// send writes buffers until all is written or the peer is slow, and gives what is
-// left of them.
-func (s socket) send(buffers [][]byte) (sent int, left [][]byte, err error) {
+// send writes buffers of size bytes until all is written or the peer is slow, and
+// gives what is left of them.
+func (s socket) send(buffers [][]byte, size int) (sent int, left [][]byte, err error) {
 	defer blocking.Add(-1)
 	lockErr := s.raw.Write(func(fd uintptr) bool {
 		if err = unix.SetNonblock(int(fd), false); err != nil {
 			return true
 		}
 		var pieces [3][]byte
+		if size >= shiftFrom {
+			sent = sendHead(int(fd), buffers, false)
+			buffers = after(buffers, sent)
+		}
 		for began := time.Now(); len(buffers) > 0 && time.Since(began) < 10*patience; {
 			piece, size := first(pieces[:0], buffers, pieceSize)
 			var n int

@@ -10,7 +10,7 @@ import (
 
 // fillAtOnce is how much of a value is received before it is hashed, so that it
 // is in the processor's cache still.
-const fillAtOnce = 128 << 10
+const fillAtOnce = 256 << 10
 
 // key names a value within the tenant's namespace.
 func (c *conn) key(name []byte) block.Key {

@@ -34,8 +34,20 @@ func dialFD(addr string) (fd int, err error) {
 	if family == unix.AF_INET {
 		errs = append(errs, unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1))
 	}
-	if err := errors.Join(append(errs, unix.Connect(fd, to))...); err != nil {
+	if err := errors.Join(append(errs, connect(fd, to))...); err != nil {
 		return -1, errors.Join(err, unix.Close(fd))
 	}
 	return fd, nil
+}
+
+// connect is unix.Connect, whom a signal does not end.
+func connect(fd int, to unix.Sockaddr) error {
+	for {
+		switch err := unix.Connect(fd, to); {
+		case errors.Is(err, unix.EISCONN): // meanwhile
+			return nil
+		case !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EALREADY):
+			return err
+		}
+	}
 }
