@@ -60,6 +60,7 @@ type kvServed struct {
 	end      context.CancelFunc
 	ended    chan struct{}
 	password string // empty is none
+	fault    string // of its credentialFile, empty for none
 }
 
 // settings is the configuration as it was taken last.
@@ -321,6 +322,7 @@ func (k *kvSpace) run(ctx context.Context) error {
 	group.Go(func() error { return k.cache.Run(running) })
 	group.Go(func() error { return k.watchFill(running) })
 	group.Go(func() error { return k.retryRefused(running) })
+	group.Go(func() error { return k.watchCredentials(running) })
 	group.Go(func() error { return k.peering.run(running) })
 	err := group.Wait()
 	k.mu.Lock()

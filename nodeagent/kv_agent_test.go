@@ -203,6 +203,20 @@ func TestTheFirstTenantWithAPasswordIsServedWithoutARestart(t *testing.T) {
 			t.Fatalf("%q gave %q, %v; want %s", one[0], reply, err, one[1])
 		}
 	}
+	// Another password counts as soon as its file has it.
+	if err := os.WriteFile(password, []byte("second\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	(&fabric{t: t}).until("the new password", func() bool {
+		if _, err := conn.Write([]byte("AUTH second\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		reply, err := replies.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply == "+OK\r\n"
+	})
 	kv, err := r.client.KV(t.Context())
 	if err != nil || len(kv.Tenants) != 2 || kv.Tenants[0].Name != "batch" || kv.Tenants[0].Blocks != 1 || kv.RESP.Address != r.Listeners()["resp"] {
 		t.Errorf("the state is %+v: %v", kv.Tenants, err)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/units"
 )
 
@@ -121,5 +122,66 @@ func TestTheClientsOfATenantThatIsRemovedAndAddedAgainComeAnew(t *testing.T) {
 				t.Errorf("%s has %d blocks: its clients are another's", name, served.tenant.Stats().Total)
 			}
 		}
+	}
+}
+
+func TestAPasswordIsTakenWhenItsFileChangesAndStandsWhileThatIsBad(t *testing.T) {
+	t.Parallel()
+	c := newKV(t)
+	file := filepath.Join(t.TempDir(), "password")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("first\n")
+	other := filepath.Join(t.TempDir(), "other")
+	if err := os.WriteFile(other, []byte("taken\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.Tenants = []KVTenant{
+		{Name: "code", Memory: units.MiB, CredentialFile: file}, {Name: "other", Memory: units.MiB, CredentialFile: other},
+	}
+	k := openedKV(t, c, plenty)
+	address := onTCP(t, k)
+	client := talk(t, address)
+	client.says("AUTH first", "+OK")
+	client.says("SET k v", "+OK")
+	const wrong = "-WRONGPASS invalid username-password pair or user is disabled."
+	problems := func() string { return strings.Join(k.told(), "\n") }
+
+	write("second\n")
+	k.lookAtCredentials()
+	talk(t, address).says("AUTH first", wrong)
+	talk(t, address).says("AUTH second", "+OK")
+	client.says("GET k", "v") // who is connected stays
+	if got := problems(); got != "" {
+		t.Errorf("problems are %q", got)
+	}
+	for what, spoil := range map[string]func(){
+		"it is empty":                          func() { write("\n") },
+		"another tenant has the same password": func() { write("taken\n") },
+		"no such file":                         func() { _ = os.Remove(file) },
+	} {
+		spoil()
+		k.lookAtCredentials()
+		if got := problems(); !strings.Contains(got, "KV tenant code keeps the password of before") || !strings.Contains(got, what) {
+			t.Errorf("%s: problems are %q", what, got)
+		}
+		talk(t, address).says("AUTH second", "+OK")
+		talk(t, address).says("AUTH taken", "+OK") // the other tenant's
+		if served := k.served[kvtier.TenantCredential+" other"]; served.resp.Stats().Connections == 0 {
+			t.Error("the other tenant's password is another's")
+		}
+		// The configuration is taken all the same.
+		if _, err := k.take(t.Context(), c); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	write("second\n")
+	k.lookAtCredentials()
+	if got := problems(); got != "" {
+		t.Errorf("problems stay: %q", got)
 	}
 }

@@ -84,6 +84,11 @@ func (k *kvSpace) lookAtTenants() {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(k.served)) {
+		if text := k.served[key].fault; text != "" {
+			list = append(list, text)
+		}
+	}
 	for _, key := range slices.Sorted(maps.Keys(k.refused)) {
 		r := k.refused[key]
 		list = append(list, fmt.Sprintf("KV tenant %s (%s) is not served, which is tried again: %v", r.name, r.kind, r.why))

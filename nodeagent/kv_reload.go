@@ -60,7 +60,8 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 		if e == nil {
 			_, e = k.cache.AddTenant(ctx, spec)
 		}
-		err = errors.Join(err, e, k.renewPassword(t))
+		err = errors.Join(err, e)
+		k.lookAtCredential(t)
 	}
 	for _, t := range added {
 		k.orRefuse(ctx, kvtier.TenantCredential, t.Name, func() error { return k.addTenant(ctx, t) })
@@ -165,22 +166,6 @@ func (k *kvSpace) serves(kind, name string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.served[kind+" "+name] != nil
-}
-
-// renewPassword takes the password that a tenant's file has now.
-func (k *kvSpace) renewPassword(t KVTenant) error {
-	password, err := t.password()
-	if err != nil {
-		return err
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	served := k.served[kvtier.TenantCredential+" "+t.Name]
-	if served == nil || served.password == password {
-		return nil
-	}
-	served.password = password
-	return k.renewCredentialsLocked()
 }
 
 // detach serves a tenant no more. Its blocks stay on the drives.

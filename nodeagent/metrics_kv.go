@@ -39,6 +39,9 @@ var (
 	descKVFound    = desc("kv_recovered_blocks", "Blocks on the drives that the start took in.", "tenant")
 	descKVRecovery = desc("kv_recovery_seconds", "How long the start took to take in the blocks of the tenant that took longest.", "tenant")
 
+	descKVDrivesOut = desc("kv_drives_out", "Drives that a tenant does not use since they failed; they are tried again.", "tenant")
+	descKVUnserved  = desc("kv_tenants_refused", "Tenants that are not served since something of theirs cannot be read, by kind.", "kind")
+
 	descKVRoom    = desc("kv_space_bytes", "KV space of the node: configured, offered (what it has of that), tenants, claims, reserved.", "tier", "what")
 	descKVLeft    = desc("kv_left_bytes", "Bytes on drives of tenants that nobody serves.")
 	descKVWear    = desc("kv_wear_written_bytes_total", "Bytes written to the drives ever, at most.")
@@ -62,7 +65,7 @@ var (
 var kvDescs = []*prometheus.Desc{
 	descKVHits, descKVHitBytes, descKVSaved, descKVMisses, descKVLookups, descKVPuts, descKVPutBytes, descKVDropped, descKVWasted, descKVEvicted,
 	descKVDeleted, descKVDamaged, descKVWritten, descKVWriteLen, descKVBlocks, descKVBytes, descKVUsed, descKVBudget, descKVIndex, descKVWaiting,
-	descKVPins, descKVPinBytes, descKVFound, descKVRecovery, descKVStored, descKVNotKept, descKVRoom, descKVLeft, descKVWear, descKVRate, descKVLevel, descKVRefused, descKVDays, descKVConns,
+	descKVPins, descKVPinBytes, descKVFound, descKVRecovery, descKVStored, descKVNotKept, descKVDrivesOut, descKVUnserved, descKVRoom, descKVLeft, descKVWear, descKVRate, descKVLevel, descKVRefused, descKVDays, descKVConns,
 	descKVAccepted, descKVNoConn, descKVAuth, descKVProtocol, descKVSlow, descKVWire, descKVCommands, descKVSpecial, descKVClientPin,
 }
 
@@ -86,6 +89,9 @@ func (k *kvSpace) collect(gauge gaugeFunc, counter counterFunc) {
 	}
 	if wear.Known {
 		gauge(descKVDays, wear.DaysLeft)
+	}
+	for kind, n := range k.refusedTenants() {
+		gauge(descKVUnserved, float64(n), kind)
 	}
 	k.peering.collect(gauge, counter)
 	for label, sum := range k.figures() {
@@ -163,6 +169,7 @@ func (s *kvSum) collect(tenant string, gauge gaugeFunc, counter counterFunc) {
 	counter(descKVWritten, t.Rewritten, tenant, "moved")
 	counter(descKVWriteLen, t.WrittenBytes, tenant)
 	gauge(descKVIndex, float64(t.IndexBytes), tenant)
+	gauge(descKVDrivesOut, float64(t.DrivesOut), tenant)
 	gauge(descKVWaiting, float64(t.Waiting), tenant)
 	gauge(descKVPins, float64(t.Pins), tenant, "client")
 	gauge(descKVPins, float64(s.pinned.Names), tenant, "people")
