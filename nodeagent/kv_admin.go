@@ -147,8 +147,11 @@ func dropsOf(s kvtier.TenantStats) map[string]int64 {
 // tenantNamed reads the name of a tenant: "name", or "kind/name".
 func (k *kvSpace) tenantNamed(text string) (*kvServed, error) {
 	kind, name, both := strings.Cut(text, "/")
-	if !both {
+	switch {
+	case !both:
 		kind, name = "", text
+	case kind == admin.KindTenant:
+		kind = kvtier.TenantCredential
 	}
 	var found []*kvServed
 	for _, served := range k.list() {
@@ -218,7 +221,8 @@ func (k *kvSpace) DropAll(ctx context.Context, tenant string) (admin.KVDropped, 
 		return admin.KVDropped{}, err
 	}
 	at := slices.IndexFunc(left, func(l kvtier.Left) bool {
-		return l.Name != "" && (tenant == l.Name || tenant == l.Kind+"/"+l.Name)
+		return l.Name != "" && (tenant == l.Name || tenant == l.Kind+"/"+l.Name ||
+			l.Kind == kvtier.TenantCredential && tenant == admin.KindTenant+"/"+l.Name)
 	})
 	if at < 0 {
 		return admin.KVDropped{}, fmt.Errorf("%w: %q", kvtier.ErrUnknown, tenant)

@@ -11,6 +11,10 @@ import (
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
 
+// KindTenant is what people call tenants of kvtier.TenantCredential, which are those
+// of kv.tenants, with a credential or without; calls take both names.
+const KindTenant = "tenant"
+
 // KV is what a node says of its KV store. Sizes are bytes; counts began with the
 // process that keeps it.
 type KV struct {

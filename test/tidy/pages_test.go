@@ -14,7 +14,7 @@ import (
 )
 
 // pages are what a newcomer reads; what they name must exist.
-var pages = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/configuration.md", "docs/engines.md"}
+var pages = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/configuration.md", "docs/engines.md", "docs/lmcache.md"}
 
 var (
 	fenced = regexp.MustCompile("(?ms)^```[a-z]*\n(.*?)^```")

@@ -37,7 +37,7 @@ func fakeAgent(t *testing.T) string {
 	mux.Handle("GET /v1/node", answer(admin.Node{
 		Name: "node-1", Version: "v1", Roles: []string{"control", "data"}, Space: admin.Space{Capacity: 1 << 30, Used: 256 << 20},
 		KV:       &admin.KVFill{MemoryUsed: 1 << 30, MemoryBudget: 4 << 30, NVMeUsed: 3 << 30, NVMeBudget: 10 << 30},
-		Problems: []string{"the drive is slow"}, Kubernetes: &admin.Kubernetes{
+		Problems: []string{"the drive is slow", "the configuration is not taken: it has\n\tone fault\n\nand another\r\n"}, Kubernetes: &admin.Kubernetes{
 			Registered: true, Server: "v1.37.2", Claims: map[string]int{"pulling": 1, "prepared": 2},
 			Pools: []admin.SlicePool{{Name: "node-1", Devices: 2, State: "published"}, {Name: "node-1/kv", State: "off", Detail: "kubernetes.devices does not name kv"}},
 		},
@@ -102,7 +102,7 @@ func TestAnswersAreTablesForPeopleAndJSONForPrograms(t *testing.T) {
 		table []string
 		keys  []string
 	}{
-		{[]string{"status"}, []string{"node-1  v1", "control+data", "1 healthy, 1 unhealthy", "256.0 MiB of 1.0 GiB  1.0 GiB of 4.0 GiB + 3.0 GiB of 10.0 GiB nvme", "engine-1", "serving", "25%", testRef, "PROBLEMS", "node-1: the drive is slow", "SLICE POOL", "published", "2 prepared, 1 pulling", "kubernetes.devices does not name kv"}, []string{"nodes"}},
+		{[]string{"status"}, []string{"node-1  v1", "control+data", "1 healthy, 1 unhealthy", "256.0 MiB of 1.0 GiB  1.0 GiB of 4.0 GiB + 3.0 GiB of 10.0 GiB nvme", "engine-1", "serving", "25%", testRef, "PROBLEMS", "node-1: the drive is slow\nnode-1: the configuration is not taken: it has\n        one fault\n    and another\n", "SLICE POOL", "published", "2 prepared, 1 pulling", "kubernetes.devices does not name kv"}, []string{"nodes"}},
 		{[]string{"devices"}, []string{"PCIE ROOT", "node-1  gpu-0", "80.0 GiB", "pci0000:17", "nvl-0", "unhealthy", "llm/smol"}, []string{"devices"}},
 		{[]string{"claims"}, []string{"CLAIM", "node-1  llm", "smol", "pulling  2", testRef + "(41%)", "40.0 GiB + 100.0 GiB nvme", "engine-0", "node-1: llm/smol: pulling org/name, 41 %, about 50 s left"}, []string{"claims"}},
 		{[]string{"nodes"}, []string{"NODE", "gpu-0", "unhealthy", "gpu-1"}, []string{"nodes"}},

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 	"github.com/hearth-dev/hearth/units"
 )
@@ -104,7 +105,7 @@ func (a *app) showKV(nodes []nodeKV) error {
 			tenants.rows = append(tenants.rows, tenantRow(n.Node, t))
 		}
 		for _, l := range n.Left {
-			left.rows = append(left.rows, []string{n.Node, l.Kind, l.Name, units.Bytes(l.Bytes).Human()})
+			left.rows = append(left.rows, []string{n.Node, tenantKind(l.Kind), l.Name, units.Bytes(l.Bytes).Human()})
 		}
 		for _, problem := range n.Problems {
 			problems = append(problems, n.Node+": "+problem)
@@ -123,12 +124,7 @@ func (a *app) showKV(nodes []nodeKV) error {
 			return err
 		}
 	}
-	for i, problem := range problems {
-		if i == 0 {
-			fmt.Fprintln(a.Out, "\nPROBLEMS")
-		}
-		fmt.Fprintln(a.Out, terminal.Plain(problem))
-	}
+	a.showProblems(problems)
 	return nil
 }
 
@@ -183,6 +179,15 @@ func driveRows(n nodeKV) [][]string {
 	return rows
 }
 
+// tenantKind is the kind of a tenant for people: that of kv.tenants is "tenant", whatever
+// its clients come with.
+func tenantKind(kind string) string {
+	if kind == kvtier.TenantCredential {
+		return admin.KindTenant
+	}
+	return kind
+}
+
 func tenantRow(node string, t admin.KVTenant) []string {
 	fill := func(tier admin.KVTier) string {
 		if tier.Budget == 0 && tier.Used == 0 {
@@ -199,7 +204,7 @@ func tenantRow(node string, t admin.KVTenant) []string {
 		name = t.Namespace + ":" + name
 	}
 	return []string{
-		node, t.Kind, name, fill(t.RAM), fill(t.NVMe), strconv.FormatInt(t.Blocks, 10), strconv.FormatInt(t.RAM.Hits+t.NVMe.Hits, 10),
+		node, tenantKind(t.Kind), name, fill(t.RAM), fill(t.NVMe), strconv.FormatInt(t.Blocks, 10), strconv.FormatInt(t.RAM.Hits+t.NVMe.Hits, 10),
 		strconv.FormatInt(t.Misses, 10), strconv.FormatInt(t.RAM.SavedTokens+t.NVMe.SavedTokens, 10), strconv.FormatInt(dropped, 10),
 		strconv.FormatInt(t.RAM.Damaged+t.NVMe.Damaged, 10), blank(t.Pinned), strconv.FormatInt(t.Connections, 10),
 	}

@@ -116,7 +116,7 @@ func (a *app) showCheck(found []kvtier.TenantCheck) error {
 		}
 		list = append(list, one)
 		tenants.rows = append(tenants.rows, []string{
-			t.Kind, name, strconv.Itoa(t.Segments), strconv.Itoa(t.Blocks), units.Bytes(t.Bytes).Human(), blank(t.Unopened), blank(t.Foreign), blank(len(t.Damaged)),
+			tenantKind(t.Kind), name, strconv.Itoa(t.Segments), strconv.Itoa(t.Blocks), units.Bytes(t.Bytes).Human(), blank(t.Unopened), blank(t.Foreign), blank(len(t.Damaged)),
 		})
 	}
 	var err error

@@ -98,7 +98,7 @@ func TestTheKVStoreOfANodeIsShownPinnedDroppedAndChecked(t *testing.T) {
 	at := []string{"--socket", c.Listen.Socket}
 
 	out, complaint, code := hearth(t, append([]string{"kv", "stat"}, at...)...)
-	for _, want := range []string{"node-1  ram", "8.0 MiB", "node-1  nvme", "100.0 MiB  40.0 MiB", "credential  chat", "of 4.0 MiB", c.KV.Drives[0]} {
+	for _, want := range []string{"node-1  ram", "8.0 MiB", "node-1  nvme", "100.0 MiB  40.0 MiB", "tenant  chat", "of 4.0 MiB", c.KV.Drives[0]} {
 		if code != terminal.ExitOK || !strings.Contains(out, want) {
 			t.Errorf("kv stat: status %d, the tables lack %q:\n%s%s", code, want, out, complaint)
 		}
@@ -116,6 +116,7 @@ func TestTheKVStoreOfANodeIsShownPinnedDroppedAndChecked(t *testing.T) {
 	}{
 		{[]string{"kv", "pin", "chat", "k-1", hash}, terminal.ExitOK, "chat: 2 blocks pinned, 2 are pinned now, 39.1 KiB"},
 		{[]string{"kv", "pin", "credential/chat", "k-1"}, terminal.ExitOK, "0 blocks pinned, 2 are pinned now"},
+		{[]string{"kv", "pin", "tenant/chat", "k-1"}, terminal.ExitOK, "0 blocks pinned, 2 are pinned now"},
 		{[]string{"kv", "pin", "chat", "nothing"}, terminal.ExitNotFound, "hint: only a block that is there can be pinned"},
 		{[]string{"kv", "pin", "nobody", "k-1"}, terminal.ExitNotFound, "hint: hearth kv stat shows the tenants"},
 		{[]string{"kv", "unpin", "chat", "k-1", "nothing"}, terminal.ExitOK, "1 blocks unpinned, 1 are pinned now"},
@@ -139,7 +140,7 @@ func TestTheKVStoreOfANodeIsShownPinnedDroppedAndChecked(t *testing.T) {
 	}
 	stop()
 	out, complaint, code = hearth(t, "kv", "check", "--config", file)
-	if code != terminal.ExitOK || !strings.Contains(out, "credential  chat") {
+	if code != terminal.ExitOK || !strings.Contains(out, "tenant  chat") {
 		t.Errorf("check: status %d: %s%s", code, out, complaint)
 	}
 	segments, err := filepath.Glob(filepath.Join(filepath.Dir(file), "*", "blocks", "*", "*.seg"))

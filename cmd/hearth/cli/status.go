@@ -179,14 +179,34 @@ func (a *app) showStatus(said statusAnswer) error {
 			return err
 		}
 	}
+	a.showProblems(problems)
+	return nil
+}
+
+// maxProblemLines bounds what is shown of one problem.
+const maxProblemLines = 20
+
+// showProblems ends a status. A problem of several lines, as of a file with several
+// faults, has the others below its first.
+func (a *app) showProblems(problems []string) {
 	for i, problem := range problems {
 		if i == 0 {
 			fmt.Fprintln(a.Out, "\nPROBLEMS")
 		}
-		first, _, _ := strings.Cut(problem, "\n") // the rest shows the file's lines
-		fmt.Fprintln(a.Out, terminal.Plain(first))
+		indent, shown := "", 0
+		for line := range strings.Lines(problem) {
+			line = strings.TrimRight(strings.ReplaceAll(line, "\t", "    "), " \r\n")
+			if line == "" {
+				continue
+			}
+			if shown++; shown > maxProblemLines {
+				fmt.Fprintln(a.Out, "    ...")
+				break
+			}
+			fmt.Fprintln(a.Out, indent+terminal.Plain(line))
+			indent = "    "
+		}
 	}
-	return nil
 }
 
 // poolRows are the slice pools that a node is to publish, the first with the
