@@ -1,6 +1,7 @@
 package durabletest
 
 import (
+	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
@@ -113,6 +114,33 @@ func (f *FS) Unsynced() []int {
 	}
 	walk(f.root)
 	return slices.Sorted(maps.Keys(numbers))
+}
+
+// Fates are states in which the next boot may find the file system, by name: those
+// in which drives lie most, and some by chance, which random and seed choose.
+// Every also has each unsynced change lost alone, and there alone.
+func (f *FS) Fates(random *rand.Rand, seed uint64, every bool) map[string]func() *FS {
+	with := func(sector int64, s Survives) func() *FS {
+		return func() *FS { return f.CrashWith(sector, s) }
+	}
+	some := func() Survives { return Randomly(rand.New(rand.NewPCG(random.Uint64(), seed))) }
+	all := map[string]func() *FS{
+		"nothing unsynced":      with(PageSector, Nothing),
+		"everything":            with(PageSector, Everything),
+		"names alone":           with(PageSector, NamesAlone),
+		"bytes alone":           with(PageSector, BytesAlone),
+		"some pages":            with(PageSector, some()),
+		"some sectors":          with(SmallSector, some()),
+		"other sectors":         with(SmallSector, some()),
+		"yet others, and pages": with(PageSector, some()),
+	}
+	if every {
+		for _, k := range f.Unsynced() {
+			all[fmt.Sprintf("all but change %d", k)] = with(PageSector, Without(k))
+			all[fmt.Sprintf("change %d alone", k)] = with(PageSector, Only(k))
+		}
+	}
+	return all
 }
 
 // survive copies a tree as a crash leaves it.

@@ -165,33 +165,6 @@ func (c *caller) recover() error {
 	return errors.Join(c.restart(), c.check(), c.close())
 }
 
-// fates are the states of the drive that a crash may leave.
-func fates(c *caller, n int, random *rand.Rand) map[string]func() *durabletest.FS {
-	with := func(sector int64, s durabletest.Survives) func() *durabletest.FS {
-		return func() *durabletest.FS { return c.fs.CrashWith(sector, s) }
-	}
-	seed := func() durabletest.Survives {
-		return durabletest.Randomly(rand.New(rand.NewPCG(random.Uint64(), uint64(n))))
-	}
-	all := map[string]func() *durabletest.FS{
-		"nothing unsynced":      with(durabletest.PageSector, durabletest.Nothing),
-		"everything":            with(durabletest.PageSector, durabletest.Everything),
-		"names alone":           with(durabletest.PageSector, durabletest.NamesAlone),
-		"bytes alone":           with(durabletest.PageSector, durabletest.BytesAlone),
-		"some pages":            with(durabletest.PageSector, seed()),
-		"some sectors":          with(durabletest.SmallSector, seed()),
-		"other sectors":         with(durabletest.SmallSector, seed()),
-		"yet others, and pages": with(durabletest.PageSector, seed()),
-	}
-	if everyCrash {
-		for _, k := range c.fs.Unsynced() {
-			all[fmt.Sprintf("all but change %d", k)] = with(durabletest.PageSector, durabletest.Without(k))
-			all[fmt.Sprintf("change %d alone", k)] = with(durabletest.PageSector, durabletest.Only(k))
-		}
-	}
-	return all
-}
-
 // stride is how many changes lie between two that are tried, and how many of
 // their fates are.
 func stride() (changes, most int) {
@@ -234,7 +207,7 @@ func TestCrashAtAnyChangeGivesNoOldValueAndKeepsWhatWasSealed(t *testing.T) {
 	eachChange(t, func(t *testing.T, c *caller, n int, random *rand.Rand) {
 		t.Helper()
 		left := most
-		for fate, crash := range fates(c, n, random) {
+		for fate, crash := range c.fs.Fates(random, uint64(n), everyCrash) {
 			if left--; left < 0 {
 				return
 			}
