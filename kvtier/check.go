@@ -160,7 +160,7 @@ func segmentBytes(fsys durable.FS, dir string) (n int64, err error) {
 		return 0, err
 	}
 	for _, e := range entries {
-		if filepath.Ext(e.Name()) != ".seg" {
+		if ext := filepath.Ext(e.Name()); ext != ".seg" && ext != ".out" { // that is about to go
 			continue
 		}
 		if info, err := e.Info(); err == nil {

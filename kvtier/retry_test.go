@@ -217,7 +217,7 @@ func TestAFullFileSystemAtAStartCostsTheOldestSegmentAlone(t *testing.T) {
 	}
 	removed := 0
 	l.fs.FailWhen(func(op, path string) error {
-		if op == "remove" && filepath.Ext(path) == ".seg" {
+		if op == "rename" && filepath.Ext(path) == ".out" {
 			removed++
 		}
 		if removed == 0 && op == "open" && strings.HasPrefix(path, "/kv/"+blocksDir) {

@@ -317,7 +317,8 @@ func (c *caller) used() (n int64, err error) {
 			return 0, err
 		}
 		for _, e := range list {
-			if _, ok := parseName(e.Name()); ok {
+			_, ok := parseName(e.Name())
+			if _, leaving := parseOut(e.Name()); ok || leaving {
 				info, err := e.Info()
 				if err != nil {
 					return 0, err

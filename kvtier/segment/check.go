@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/kvtier/block"
@@ -47,6 +48,9 @@ type Damage struct {
 	Err       error
 }
 
+// errMissing says that a file is gone that was not removed by this program.
+var errMissing = errors.New("the segment is gone, and the next start drops all others of its drive")
+
 // Check reads and verifies everything that a tenant has on one drive, and changes
 // nothing. Nobody may have the log open. Errors wrap ErrNewer, what makes the
 // directory unreadable, or ctx's cause.
@@ -67,6 +71,10 @@ func Check(ctx context.Context, o CheckOptions) (Report, error) {
 	}
 	defer freePayload()
 	c := checker{o: o, report: &report, window: window, payload: payload}
+	listed, _, err := readFiles(o.FS, o.Dir)
+	if err != nil {
+		return report, fmt.Errorf("check segments: %w", err)
+	}
 	var numbers []uint32
 	for _, e := range list {
 		number, ok := parseName(e.Name())
@@ -83,6 +91,12 @@ func Check(ctx context.Context, o CheckOptions) (Report, error) {
 		}
 		numbers = append(numbers, number)
 		c.total += info.Size()
+	}
+	for _, number := range listed {
+		_, leaving := o.FS.Lstat(filepath.Join(o.Dir, outName(number)))
+		if !slices.Contains(numbers, number) && leaving != nil {
+			report.Damaged = append(report.Damaged, Damage{Path: filepath.Join(o.Dir, fileName(number)), Err: errMissing})
+		}
 	}
 	for _, number := range numbers {
 		if err := c.segment(ctx, number); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -69,11 +68,8 @@ func (d *drive) clearLost() {
 		if !s.lost {
 			continue
 		}
-		if err := l.fs.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := d.unlink(s); err != nil {
 			return // the others are tried with it, the next time
-		}
-		if err := l.fs.SyncDir(d.dir); err != nil {
-			return
 		}
 		l.mu.Lock()
 		delete(d.segments, s.number)
@@ -141,9 +137,12 @@ func (d *drive) create(number uint32) (s *segment, err error) {
 	if err == nil {
 		err = l.fs.SyncDir(d.dir)
 	}
+	if err == nil {
+		err = d.enlist(s)
+	}
 	if err != nil {
 		err = fmt.Errorf("make segment: %w", err)
-		if removeErr := errors.Join(l.fs.Remove(path), l.fs.SyncDir(d.dir)); removeErr == nil {
+		if d.unlink(s) == nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		// The file stays, open, and counts; it is not used again.

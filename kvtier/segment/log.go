@@ -67,6 +67,10 @@ type drive struct {
 	ready   uint64 // its last generation, see membership
 	// unsynced is why a sync failed since the last Seal.
 	unsynced error
+	// files are the numbers on the list of its files; unlisted says that the list may
+	// be another, hasList that there was one at the start.
+	files             map[uint32]bool
+	unlisted, hasList bool
 
 	// owed are tombstones of records that were not to be written, and may be there.
 	// Who has the turn changes them, under Log.mu too.

@@ -100,8 +100,9 @@ type look struct {
 	member      membership
 	known       bool // it has a generation's file that can be read
 	size        int64
-	incarnation uint64 // the newest
-	files       int
+	incarnation uint64   // the newest
+	listed      []uint32 // the files that its list has
+	hasList     bool
 }
 
 // look reads the headers of a drive's segments and changes nothing. Errors wrap
@@ -114,6 +115,9 @@ func (d *drive) look(window []byte) (v look, err error) {
 	if v.member, v.known, err = readMembership(fsys, d.dir); err != nil {
 		return v, err
 	}
+	if v.listed, v.hasList, err = readFiles(fsys, d.dir); err != nil {
+		return v, err
+	}
 	list, err := fsys.ReadDir(d.dir)
 	if err != nil {
 		return v, err
@@ -122,7 +126,6 @@ func (d *drive) look(window []byte) (v look, err error) {
 		if _, ok := parseName(e.Name()); !ok {
 			continue
 		}
-		v.files++
 		if !e.Type().IsRegular() {
 			return v, fmt.Errorf("%w: move it away: %s", errNoFile, filepath.Join(d.dir, e.Name()))
 		}
@@ -189,7 +192,7 @@ func (l *Log) settle(looks []look, window []byte) {
 		if d.out {
 			continue
 		}
-		err := d.settle(current[i], window)
+		err := d.settle(current[i], looks[i], window)
 		if err != nil {
 			l.giveUp(d, err)
 		}

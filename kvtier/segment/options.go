@@ -147,6 +147,8 @@ type Stats struct {
 	// Aside are the drives that are not written now, Out those of them that were
 	// given up: see TakeBack.
 	Aside, Out int
+	// Missing are files that were gone at the start and not removed by this program.
+	Missing int
 	// Opened is how long the start took.
 	Opened time.Duration
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -37,7 +38,7 @@ func (d *drive) readerOf(s *segment, window []byte) *reader {
 // settle opens a drive's segments and makes their files such that the next start
 // finds what this one finds, and nothing else. A drive that is not current is
 // emptied.
-func (d *drive) settle(current bool, window []byte) error {
+func (d *drive) settle(current bool, v look, window []byte) error {
 	l := d.log
 	if l.opts.Direct {
 		if err := probeDirect(l.fs, d.dir, window); err != nil {
@@ -52,33 +53,37 @@ func (d *drive) settle(current bool, window []byte) error {
 	if err != nil {
 		return err
 	}
-	dropped := 0
 	for _, e := range list {
-		path := filepath.Join(d.dir, e.Name())
-		number, ok := parseName(e.Name())
-		if !ok {
-			if durable.IsTemp(e.Name()) {
-				err = errors.Join(err, l.fs.Remove(path))
-			}
-			continue
+		if durable.IsTemp(e.Name()) {
+			err = errors.Join(err, l.fs.Remove(filepath.Join(d.dir, e.Name())))
 		}
-		if !current {
-			dropped++
-			err = errors.Join(err, l.fs.Remove(path))
-			continue
+	}
+	if err != nil {
+		return err
+	}
+	if !current && slices.ContainsFunc(list, func(e fs.DirEntry) bool { _, ok := parseName(e.Name()); return ok }) {
+		l.log.Warn("a drive missed a start, its segments are dropped", slog.String("dir", d.dir))
+	}
+	var numbers []uint32
+	if current {
+		if numbers, current, err = d.sort(v, list); err != nil {
+			return err
 		}
-		f, openErr := l.fs.OpenFile(path, d.openFlags(), 0)
-		if openErr != nil {
-			return openErr
+	}
+	if !current {
+		return d.dropFiles(v, list)
+	}
+	for _, number := range numbers {
+		path := filepath.Join(d.dir, fileName(number))
+		f, err := l.fs.OpenFile(path, d.openFlags(), 0)
+		if err != nil {
+			return err
 		}
 		d.segments[number] = &segment{drive: d, number: number, path: path, file: f, next: 1}
 	}
 	// What a killed process did to names is not durable yet, and is believed.
-	if err := errors.Join(err, l.fs.SyncDir(d.dir)); err != nil {
+	if err := l.fs.SyncDir(d.dir); err != nil {
 		return err
-	}
-	if dropped > 0 {
-		l.log.Warn("a drive missed a start, its segments are dropped", slog.String("dir", d.dir), slog.Int("segments", dropped))
 	}
 	return d.understand(window)
 }
@@ -106,6 +111,10 @@ func (d *drive) understand(window []byte) error {
 			return d.drop(d.list())
 		}
 		// The rest of a file that was being made; or somebody cut it.
+		if d.hasList {
+			l.log.Error("a segment has another size, and all of its drive go", slog.String("path", s.path), slog.Int64("size", info.Size()))
+			return d.drop(d.list())
+		}
 		if info.Size() >= PageSize {
 			if err := d.readerOf(s, window).read(window[:PageSize], 0); err != nil || string(window[:8]) == segmentMagic {
 				l.log.Error("a segment has another size, and all of its drive go", slog.String("path", s.path), slog.Int64("size", info.Size()))

@@ -113,7 +113,7 @@ func (l *Log) empty(ctx context.Context, d *drive) error {
 	if l.opts.Emptied != nil {
 		l.opts.Emptied(d.number)
 	}
-	if err := d.settle(false, window); err != nil {
+	if err := d.settle(false, v, window); err != nil {
 		return err
 	}
 	l.mu.Lock()

@@ -110,7 +110,7 @@ func (d *drive) remove(ctx context.Context, s *segment) error {
 	if err := s.quiet(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(l.fs.Remove(s.path), l.fs.SyncDir(d.dir)); err != nil {
+	if err := d.unlink(s); err != nil {
 		l.mu.Lock()
 		s.lost = true
 		l.mu.Unlock()
