@@ -3,6 +3,7 @@ package kvtier
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/zeebo/xxh3"
 
@@ -33,9 +34,14 @@ type Put struct {
 	slot   arena.Slot
 	data   []byte
 	filled int
-	hash   *xxh3.Hasher
+	hash   *xxh3.Hasher // between the first Fill and the last
+	sum    [16]byte     // once all is filled
 	ended  bool
 }
+
+// hashers are those of Puts that have ended: of a kilobyte each, they would keep
+// the collector busy.
+var hashers = sync.Pool{New: func() any { return xxh3.New() }}
 
 // Put begins to store a block of size bytes. It never waits: errors wrap
 // ErrDropped where there is no room for it now, ErrRemoved, or block.ErrInvalid.
@@ -51,7 +57,7 @@ func (n *Namespace) Put(key block.Key, size int, opts PutOptions) (*Put, error) 
 		return nil, fmt.Errorf("store block: %w", err)
 	}
 	return &Put{
-		space: n, key: key, opts: opts, slot: slot, data: n.tenant.cache.arena.Bytes(slot, size), hash: xxh3.New(),
+		space: n, key: key, opts: opts, slot: slot, data: n.tenant.cache.arena.Bytes(slot, size),
 	}, nil
 }
 
@@ -122,7 +128,22 @@ func (p *Put) Bytes() []byte { return p.data }
 // Fill says that the next n bytes are in place. It makes their checksum, which
 // costs least while they are in the processor's cache: every 64 to 256 KiB.
 func (p *Put) Fill(n int) {
-	_, _ = p.hash.Write(p.data[p.filled : p.filled+n])
+	switch {
+	case n == 0:
+		return
+	case p.filled == 0 && n == len(p.data):
+		p.sum = xxh3.Hash128(p.data).Bytes()
+		p.filled = n
+		return
+	case p.hash == nil:
+		p.hash = hashers.Get().(*xxh3.Hasher) //nolint:forcetypeassert // the pool has no others
+		p.hash.Reset()
+	}
+	if _, _ = p.hash.Write(p.data[p.filled : p.filled+n]); p.filled+n == len(p.data) {
+		p.sum = p.hash.Sum128().Bytes()
+		hashers.Put(p.hash)
+		p.hash = nil
+	}
 	p.filled += n
 }
 
@@ -132,6 +153,10 @@ func (p *Put) Abort() {
 		return
 	}
 	p.ended = true
+	if p.hash != nil {
+		hashers.Put(p.hash)
+		p.hash = nil
+	}
 	t := p.space.tenant
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -149,10 +174,9 @@ func (p *Put) Commit(ctx context.Context) error {
 		return fmt.Errorf("store block: %w: %d of %d bytes are filled", block.ErrInvalid, p.filled, len(p.data))
 	}
 	n, t := p.space, p.space.tenant
-	sum := p.hash.Sum128().Bytes()
 	print := n.print(p.key)
 	for {
-		wait, end, done, err := p.tryCommit(ctx, print, sum)
+		wait, end, done, err := p.tryCommit(ctx, print, p.sum)
 		switch {
 		case err != nil:
 			return fmt.Errorf("store block: %w", err)

@@ -112,5 +112,5 @@ func (n *Namespace) Recompute() gate.Recompute {
 // they were stored.
 func (b *Block) Sum() [16]byte { return b.sum }
 
-// Sum is the XXH3-128 of the bytes filled so far, high half first.
-func (p *Put) Sum() [16]byte { return p.hash.Sum128().Bytes() }
+// Sum is the XXH3-128 of the block's bytes, high half first, once all are filled.
+func (p *Put) Sum() [16]byte { return p.sum }

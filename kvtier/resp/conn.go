@@ -131,11 +131,16 @@ func (c *conn) Read(into []byte) (int, error) {
 		}
 	}
 	n, err := c.net.Read(into)
+	c.arrived(n)
+	return n, err
+}
+
+// arrived counts bytes that the client sent.
+func (c *conn) arrived(n int) {
 	c.server.totals.bytesIn.Add(uint64(n))
 	if n > 0 && c.queue != nil {
 		c.queue.heard.Store(int64(time.Since(c.queue.began)))
 	}
-	return n, err
 }
 
 // readBy bounds the wait for the client's next bytes; 0 is without bound.

@@ -213,6 +213,16 @@ func (r *reader) buffered(dst []byte) int {
 	return n
 }
 
+// behind is room for what comes behind a value, once all that was read is
+// understood. The words of the command are gone. The caller says with came how
+// much of it there is.
+func (r *reader) behind() []byte {
+	r.start, r.at, r.end = 0, 0, 0
+	return r.buf
+}
+
+func (r *reader) came(n int) { r.end = n }
+
 var scratch = sync.Pool{New: func() any { b := make([]byte, discardAtOnce); return &b }}
 
 // discard reads over n bytes.

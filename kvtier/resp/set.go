@@ -3,6 +3,7 @@ package resp
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 
 	"github.com/hearth-dev/hearth/kvtier/block"
@@ -174,8 +175,9 @@ func (c *conn) fill(s *storing) (at int, err error) {
 		return at, err
 	}
 	if !c.queued() && c.socket.enter(len(into)-at) {
-		got, err := c.socket.receive(into[at:], came)
-		c.server.totals.bytesIn.Add(uint64(got))
+		got, more, err := c.socket.receive(into[at:], c.reader.behind()[:len(crlf)], came)
+		c.reader.came(more)
+		c.server.totals.bytesIn.Add(uint64(got + more))
 		if err != nil {
 			return at, err
 		}
@@ -185,7 +187,7 @@ func (c *conn) fill(s *storing) (at int, err error) {
 			from = filled
 			c.readBy(c.server.options.BodyTimeout)
 		}
-		n, err := c.Read(into[at:min(filled+fillAtOnce, len(into))])
+		n, err := c.readValue(into[at:min(filled+fillAtOnce, len(into))], len(into)-at)
 		came(n)
 		if err == nil || at == len(into) {
 			continue
@@ -203,6 +205,24 @@ func (c *conn) fill(s *storing) (at int, err error) {
 	}
 	c.readBy(0)
 	return at, nil
+}
+
+// readValue reads a part of a value, and with its last part, of which rest bytes
+// are missing, what comes behind it: the end of the command at least.
+func (c *conn) readValue(part []byte, rest int) (int, error) {
+	if len(part) < rest || c.socket.raw == nil {
+		return c.Read(part)
+	}
+	if err := c.flush(); err != nil {
+		return 0, err
+	}
+	n, err := c.socket.read2(part, c.reader.behind())
+	c.reader.came(max(n-len(part), 0))
+	c.arrived(n)
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return min(n, len(part)), err
 }
 
 // finishSet publishes the value and answers.

@@ -39,6 +39,15 @@ type socket struct {
 	raw   syscall.RawConn
 	waits bool // whether a thread may wait for it
 	now   *sending
+	both  *receiving
+}
+
+// receiving is what read2 receives. It is made once, as sending is.
+type receiving struct {
+	into [2][]byte
+	got  int
+	err  error
+	step func(fd uintptr) bool
 }
 
 // sending is what try sends. It is made once, since each small reply passes it.
@@ -61,8 +70,8 @@ func openSocket(connection net.Conn) socket {
 	if err != nil {
 		return socket{}
 	}
-	s := socket{raw: raw, now: &sending{}}
-	s.now.step = s.now.send
+	s := socket{raw: raw, now: &sending{}, both: &receiving{}}
+	s.now.step, s.both.step = s.now.send, s.both.receive
 	switch of := connection.(type) {
 	case *net.UnixConn:
 		err = raw.Control(func(fd uintptr) { s.waits = prepare(int(fd)) })
@@ -164,8 +173,35 @@ func (s socket) send(buffers [][]byte, size int) (sent int, left [][]byte, err e
 	return sent, buffers, errors.Join(lockErr, err)
 }
 
-// receive reads until into is full or the peer is slow. step hears of each piece.
-func (s socket) receive(into []byte, step func(n int)) (got int, err error) {
+// read2 reads what is there into two places, the second once the first is full. It
+// waits for a byte. No bytes without an error are the end.
+func (s socket) read2(into, behind []byte) (got int, err error) {
+	s.both.into, s.both.got, s.both.err = [2][]byte{into, behind}, 0, nil
+	lockErr := s.raw.Read(s.both.step)
+	s.both.into = [2][]byte{}
+	return s.both.got, errors.Join(lockErr, s.both.err)
+}
+
+func (r *receiving) receive(fd uintptr) bool {
+	for {
+		r.got, r.err = unix.Readv(int(fd), r.into[:])
+		switch {
+		case r.err == nil:
+			return true
+		case errors.Is(r.err, unix.EINTR):
+		case errors.Is(r.err, unix.EAGAIN):
+			return false
+		default:
+			r.err = os.NewSyscallError("readv", r.err)
+			r.got = 0
+			return true
+		}
+	}
+}
+
+// receive reads until into and then behind are full or the peer is slow. step
+// hears of each piece of into; more is how much there is of behind.
+func (s socket) receive(into, behind []byte, step func(n int)) (got, more int, err error) {
 	defer blocking.Add(-1)
 	lockErr := s.raw.Read(func(fd uintptr) bool {
 		if err = unix.SetNonblock(int(fd), false); err != nil {
@@ -173,23 +209,28 @@ func (s socket) receive(into []byte, step func(n int)) (got int, err error) {
 		}
 		for began := time.Now(); got < len(into) && time.Since(began) < 10*patience; {
 			piece := into[got:min(got+fillAtOnce, len(into))]
+			pieces := [2][]byte{piece}
+			if got+len(piece) == len(into) {
+				pieces[1] = behind
+			}
 			var n int
-			n, _, err = unix.Recvfrom(int(fd), piece, unix.MSG_WAITALL)
+			n, _, _, _, err = unix.RecvmsgBuffers(int(fd), pieces[:], nil, unix.MSG_WAITALL)
 			if err == nil && n == 0 {
 				err = io.EOF
 			}
 			if err != nil {
 				break
 			}
-			got += n
-			if step(n); n < len(piece) {
+			more = max(n-len(piece), 0)
+			got += n - more
+			if step(n - more); n < len(piece) {
 				break
 			}
 		}
 		err = errors.Join(restore(fd), slow(err))
 		return true
 	})
-	return got, errors.Join(lockErr, err)
+	return got, more, errors.Join(lockErr, err)
 }
 
 // restore gives the descriptor back to the runtime's poller as it was.
