@@ -91,7 +91,11 @@ func (k *kvSpace) lookAtTenants() {
 	}
 	for _, key := range slices.Sorted(maps.Keys(k.refused)) {
 		r := k.refused[key]
-		list = append(list, fmt.Sprintf("KV tenant %s (%s) is not served, which is tried again: %v", r.name, r.kind, r.why))
+		who := "KV tenant " + r.name
+		if r.kind == kvtier.TenantClaim {
+			who = "KV space of claim " + r.name
+		}
+		list = append(list, fmt.Sprintf("%s is not served, which is tried again: %v", who, r.why))
 	}
 	k.problems = append(slices.Clone(k.lacks), list...)
 }

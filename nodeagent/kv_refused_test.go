@@ -96,7 +96,7 @@ func TestWhatIsWrongWithOneTenantCostsThatTenantAlone(t *testing.T) {
 			if k.serves(kvtier.TenantCredential, "bad") || k.refusedTenants()[kvtier.TenantCredential] != 1 {
 				t.Error("it is served")
 			}
-			if !slices.ContainsFunc(k.told(), func(p string) bool { return strings.Contains(p, "KV tenant bad (credential) is not served") }) {
+			if !slices.ContainsFunc(k.told(), func(p string) bool { return strings.Contains(p, "KV tenant bad is not served") }) {
 				t.Errorf("nothing is told: %q", k.told())
 			}
 			// Another change of the configuration is taken all the same.
