@@ -14,8 +14,11 @@ import (
 // reply goes by itself, and the rest is copied from the middle of pages to their
 // begin.
 const (
-	shift     = 2 << 10   // bytes of a reply that go by themselves
-	shiftFrom = 256 << 10 // bytes of a reply that are worth it
+	shift = 2 << 10 // bytes of a reply that go by themselves
+	// Bytes of a reply that are worth it. On a unix socket it wakes the client
+	// once more.
+	shiftFromTCP  = 64 << 10
+	shiftFromUnix = 256 << 10
 )
 
 // sendHead sends the begin of a large reply, and gives how much went. What hinders

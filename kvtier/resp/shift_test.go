@@ -111,7 +111,7 @@ func TestLargeRepliesComeWholeThroughSmallBuffers(t *testing.T) {
 		tenant := tenantOf("t", tier)
 		values := map[string]string{}
 		random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // bytes of a test
-		for _, size := range []int{shiftFrom - 20, shiftFrom - 1, shiftFrom, shiftFrom + shift + 1, 1 << 20, 3<<20 + 7} {
+		for _, size := range []int{shiftFromTCP - 20, shiftFromTCP - 9, shiftFromTCP, shiftFromTCP + shift + 1, shiftFromUnix - 11, shiftFromUnix, 1 << 20, 3<<20 + 7} {
 			value := make([]byte, size)
 			for i := range value {
 				value[i] = byte(random.Uint32())

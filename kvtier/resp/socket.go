@@ -111,7 +111,9 @@ func (s socket) enter(size int) bool {
 // try writes what the socket takes at once of size bytes, and gives what is left
 // of buffers.
 func (s socket) try(buffers [][]byte, size int) (sent int, left [][]byte, err error) {
-	*s.now = sending{buffers: buffers, large: size >= shiftFrom, tcp: s.now.tcp, step: s.now.step}
+	tcp := s.now.tcp
+	large := size >= shiftFromUnix || tcp && size >= shiftFromTCP
+	*s.now = sending{buffers: buffers, large: large, tcp: tcp, step: s.now.step}
 	lockErr := s.raw.Write(s.now.step)
 	left, err = s.now.buffers, s.now.err
 	s.now.buffers = nil
@@ -151,7 +153,7 @@ func (s socket) send(buffers [][]byte, size int) (sent int, left [][]byte, err e
 			return true
 		}
 		var pieces [3][]byte
-		if size >= shiftFrom {
+		if size >= shiftFromUnix {
 			sent = sendHead(int(fd), buffers, false)
 			buffers = after(buffers, sent)
 		}
