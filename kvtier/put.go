@@ -75,7 +75,8 @@ func (t *Tenant) roomToFill(size int) (arena.Slot, error) {
 	}
 	t.filling += cost
 	t.mu.Unlock()
-	slot, err := t.room(size)
+	got, err := t.looseRoom(size)
+	slot := arena.Slot(got)
 	if err != nil {
 		t.mu.Lock()
 		t.filling -= cost
@@ -126,7 +127,7 @@ func (t *Tenant) room(size int) (arena.Slot, error) {
 func (p *Put) Bytes() []byte { return p.data }
 
 // Fill says that the next n bytes are in place. It makes their checksum, which
-// costs least while they are in the processor's cache: every 64 to 256 KiB.
+// costs least at once, and while they are in the processor's cache: every 256 KiB to 1 MiB.
 func (p *Put) Fill(n int) {
 	switch {
 	case n == 0:
@@ -161,7 +162,7 @@ func (p *Put) Abort() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.filling -= t.cache.arena.Cost(len(p.data))
-	t.freeLocked(p.slot, len(p.data))
+	t.dropLooseLocked(p.slot, len(p.data))
 }
 
 // Commit makes the block visible. It waits only where other bytes of the key are
@@ -316,6 +317,7 @@ func (p *Put) enterLocked(id index.ID, print index.Print, sum [16]byte, again bo
 	hold := t.index.Enter(id, index.Resident{Key: p.key, Sum: sum, Slot: uint32(p.slot)}, again)
 	p.ended = true // the slot is the index's now
 	t.filling -= t.cache.arena.Cost(len(p.data))
+	t.loosenLocked(-t.cache.arena.Cost(len(p.data)))
 	t.stats.puts.Add(1)
 	t.stats.putBytes.Add(int64(len(p.data)))
 	if t.drive != nil && !t.drive.Takes(len(p.data)) {

@@ -182,9 +182,9 @@ func (c *conn) fill(s *storing) (at int, err error) {
 			return at, err
 		}
 	}
-	for from := -1; at < len(into); {
-		if from != filled { // a byte now and then is not enough to keep the room
-			from = filled
+	for from := at - receiveAtOnce; at < len(into); {
+		if at-from >= receiveAtOnce { // a byte now and then is not enough to keep the room
+			from = at
 			c.readBy(c.server.options.BodyTimeout)
 		}
 		n, err := c.readValue(into[at:min(filled+fillAtOnce, len(into))], len(into)-at)

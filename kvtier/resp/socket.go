@@ -210,7 +210,7 @@ func (s socket) receive(into, behind []byte, step func(n int)) (got, more int, e
 			return true
 		}
 		for began := time.Now(); got < len(into) && time.Since(began) < 10*patience; {
-			piece := into[got:min(got+fillAtOnce, len(into))]
+			piece := into[got:min(got+receiveAtOnce, len(into))]
 			pieces := [2][]byte{piece}
 			if got+len(piece) == len(into) {
 				pieces[1] = behind

@@ -8,9 +8,15 @@ import (
 	"github.com/hearth-dev/hearth/kvtier/block"
 )
 
-// fillAtOnce is how much of a value is received before it is hashed, so that it
-// is in the processor's cache still.
-const fillAtOnce = 256 << 10
+const (
+	// fillAtOnce is how much of a value is received before it is hashed, so that
+	// it is in the processor's cache still. A value that is hashed at once costs
+	// half.
+	fillAtOnce = 1 << 20
+	// receiveAtOnce is how much is awaited at once, and how much has to come
+	// within a time.
+	receiveAtOnce = 256 << 10
+)
 
 // key names a value within the tenant's namespace.
 func (c *conn) key(name []byte) block.Key {
