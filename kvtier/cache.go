@@ -70,8 +70,10 @@ type Cache struct {
 	wear   *wearKeeper
 	speeds []*gate.Estimator // of the drives
 	events events
-	locks  []io.Closer   // of further drives
-	swept  chan struct{} // capacity 1: something is in the trash
+	// lending is what tenants hold beyond their own.
+	lending lending
+	locks   []io.Closer   // of further drives
+	swept   chan struct{} // capacity 1: something is in the trash
 
 	mu      sync.Mutex
 	tenants map[tenantKey]*Tenant
@@ -124,7 +126,7 @@ func OpenCache(opts CacheOptions) (*Cache, error) {
 
 // TenantSpec says who a tenant is and what it may take.
 type TenantSpec struct {
-	Kind string // TenantClaim, TenantCredential or TenantRoot
+	Kind string // TenantClaim or TenantCredential
 	Name string // unique of its kind
 	// Memory and NVMe are its own: no other tenant's load takes blocks from them.
 	Memory, NVMe units.Bytes
@@ -146,11 +148,10 @@ type TenantSpec struct {
 const (
 	TenantClaim      = "claim"      // the socket in its directory
 	TenantCredential = "credential" // its password, or its own socket
-	TenantRoot       = "root"       // a directory that engines write to
 )
 
 func (s TenantSpec) check() error {
-	if !slices.Contains([]string{TenantClaim, TenantCredential, TenantRoot}, s.Kind) || s.Name == "" || len(s.Name) > 253 {
+	if !slices.Contains([]string{TenantClaim, TenantCredential}, s.Kind) || s.Name == "" || len(s.Name) > 253 {
 		return fmt.Errorf("%w: tenant %q of kind %q has no name or an unknown kind", ErrInvalid, s.Name, s.Kind)
 	}
 	if s.Memory < 0 || s.NVMe < 0 || s.MemoryLimit != 0 && s.MemoryLimit < s.Memory {

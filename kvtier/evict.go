@@ -21,6 +21,13 @@ func (t *Tenant) releaseLocked(hold index.Hold) {
 	if slot, gone := t.index.Release(hold); gone {
 		t.freeLocked(arena.Slot(slot), size)
 	}
+	t.settleLentLocked()
+}
+
+// dropLooseLocked gives back a slot that the index does not have.
+func (t *Tenant) dropLooseLocked(slot arena.Slot, size int) {
+	t.freeLocked(slot, size)
+	t.loosenLocked(-t.cache.arena.Cost(size))
 }
 
 // leaveLocked takes a block out of RAM. Its entry stays.

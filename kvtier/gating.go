@@ -49,12 +49,3 @@ func (c *Cache) measure(ctx context.Context) {
 		c.log.Info("drive measured", slog.String("dir", dir), slog.Int64("bytesPerSecond", int64(speed.Read)), slog.Duration("latency", speed.Latency))
 	}
 }
-
-// Speeds are what is known of the drives, in their order: Dir first.
-func (c *Cache) Speeds() []gate.Speed {
-	list := make([]gate.Speed, len(c.speeds))
-	for i, s := range c.speeds {
-		list[i] = s.Speed()
-	}
-	return list
-}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/hearth-dev/hearth/kvtier/arena"
 	"github.com/hearth-dev/hearth/kvtier/block"
 	"github.com/hearth-dev/hearth/kvtier/index"
 	"github.com/hearth-dev/hearth/kvtier/segment"
@@ -43,11 +44,12 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key, l
 		}()
 	}
 	t.mu.Unlock()
-	slot, err := t.room(size)
+	got, err := t.looseRoom(size)
 	if err != nil {
 		t.stats.noRoom.Add(1)
 		return nil, false, fmt.Errorf("%w: no RAM to read it into: %w", ErrMiss, err)
 	}
+	slot := arena.Slot(got)
 	reading := t.cache.speed(loc).Begin(int64(size))
 	r, err := drive.Read(ctx, loc, n.id, key, t.cache.arena.Padded(slot, size))
 	if err == nil && int(r.Size) != size {
@@ -57,7 +59,7 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key, l
 		reading.Failed()
 		again, err = n.failed(ctx, id, loc, key, err)
 		t.mu.Lock()
-		t.freeLocked(slot, size)
+		t.dropLooseLocked(slot, size)
 		t.mu.Unlock()
 		return nil, again, err
 	}
@@ -72,6 +74,7 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key, l
 	t.stats.hit(b)
 	if _, here := t.residentLocked(id); same && !here {
 		b.hold = t.index.Enter(id, index.Resident{Key: key, Sum: r.Sum, Slot: uint32(slot)}, true)
+		t.loosenLocked(-t.cache.arena.Cost(size)) // the index has it
 		t.cache.events.add(t, n.id, key, EventStored, TierRAM)
 	}
 	return b, false, nil

@@ -109,8 +109,13 @@ func (n *Namespace) Pin(key block.Key) (*Pin, bool) {
 		return nil, false
 	}
 	p := &Pin{tenant: t, size: t.index.Size(id)}
-	if hold, here := t.index.Hold(id); here {
-		p.hold = hold
+	if _, here := t.index.Resident(id); here {
+		if !t.holdsMoreLocked(t.index.IsHeld(id), p.size) {
+			t.stats.lookupMisses.Add(1)
+			return nil, false
+		}
+		p.hold, _ = t.index.Hold(id)
+		t.settleLentLocked()
 	} else if drop, ok := t.drive.Pin(t.locLocked(id)); ok {
 		p.drop = drop
 	} else {
@@ -195,7 +200,7 @@ func (b *Block) Release() {
 		t.releaseLocked(b.hold)
 		return
 	}
-	t.freeLocked(b.slot, b.size)
+	t.dropLooseLocked(b.slot, b.size)
 }
 
 // Get gives a block from RAM or from a drive. Errors wrap ErrMiss where it is not
@@ -252,7 +257,13 @@ func (n *Namespace) fromRAM(ctx context.Context, id index.ID, r index.Resident, 
 		t.mu.Unlock()
 		return nil, ErrMiss // another key of the same fingerprint
 	}
+	if !t.holdsMoreLocked(t.index.IsHeld(id), t.index.Size(id)) {
+		t.mu.Unlock()
+		t.stats.noRoom.Add(1)
+		return nil, fmt.Errorf("%w: %w", ErrMiss, errLent)
+	}
 	hold, _ := t.index.Hold(id)
+	t.settleLentLocked()
 	if !lent {
 		t.touchLocked(id)
 	}

@@ -54,6 +54,9 @@ type Tenant struct {
 	spaces  map[block.Namespace]uint16 // places in record.Namespaces
 	used    int64                      // bytes of RAM: slots, and those being filled
 	filling int64                      // of them, of Puts that have not ended
+	loose   int64                      // of them, in slots that the index does not have
+	lent    int64                      // bytes of what is stuck beyond its own; see lending
+	borrows bool                       // it may have more than its own
 	queue   []queued                   // to be written, in order
 	waiting int64                      // their bytes
 	writing map[index.ID]chan struct{} // in the writer's hands; closed when done
@@ -81,6 +84,7 @@ func newTenant(c *Cache, spec TenantSpec) *Tenant {
 		index: index.New(), spaces: map[block.Namespace]uint16{}, writing: map[index.ID]chan struct{}{},
 		loads: map[index.Print]*load{}, ending: map[index.Print]*ending{}, pins: map[pinName]*held{},
 	}
+	t.index.SetCost(c.arena.Cost)
 	var seed [8]byte
 	_, _ = rand.Read(seed[:])
 	t.seed = binary.LittleEndian.Uint64(seed[:]) | 1 // never 0, which is no checkpoint's
@@ -176,6 +180,8 @@ func (t *Tenant) setSpec(spec TenantSpec) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.spec = spec
+	t.borrowsLocked(!t.gone && t.limitLocked() > int64(spec.Memory))
+	t.settleLentLocked()
 	t.cache.wear.share(t.id, spec.NVMe)
 	for t.used > t.limitLocked() && t.evictLocked() {
 	}
@@ -274,6 +280,7 @@ func (t *Tenant) stop() error {
 	drive := t.drive
 	t.drive = nil
 	t.wipeLocked()
+	t.borrowsLocked(false)
 	t.mu.Unlock()
 	t.signal()
 	t.cache.wear.share(t.id, 0)

@@ -46,10 +46,15 @@ func (t *Tenant) enqueueLocked(id index.ID, leave bool) bool {
 	if t.index.Queued(id) {
 		return true
 	}
-	hold, ok := t.index.Hold(id)
-	if !ok {
+	if _, here := t.index.Resident(id); !here {
 		return false
 	}
+	if !t.holdsMoreLocked(t.index.IsHeld(id), int(size)) {
+		t.stats.queueFull.Add(1)
+		return false
+	}
+	hold, _ := t.index.Hold(id)
+	t.settleLentLocked()
 	t.index.SetQueued(id, true)
 	t.queue = append(t.queue, queued{id, hold, leave})
 	t.waiting += size
@@ -235,8 +240,9 @@ func (t *Tenant) flush(ctx context.Context) {
 			t.waiting += int64(t.index.Size(r.id))
 		}
 	}
+	t.settleLentLocked()
 	t.mu.Unlock()
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !nearEnd(ctx) {
 		more, err := t.writeSome(ctx)
 		if err != nil {
 			t.log.Warn("blocks were not written to the drives at the end", slog.Any("error", err))
@@ -248,7 +254,7 @@ func (t *Tenant) flush(ctx context.Context) {
 	}
 	t.mu.Lock()
 	left := len(t.queue)
-	drive := t.drive
+	drive, blocks := t.drive, t.index.Present()
 	t.mu.Unlock()
 	if left > 0 {
 		t.log.Info("blocks are not flushed, time is up", slog.Int("blocks", left))
@@ -256,9 +262,27 @@ func (t *Tenant) flush(ctx context.Context) {
 	if drive == nil {
 		return
 	}
-	sealing := context.WithoutCancel(ctx)
-	if err := drive.Seal(sealing); err != nil {
+	// A footer for each drive is written in any case, as far as nobody else writes to
+	// it; without one the next start reads the segment. A checkpoint may be large, and
+	// the next start does without.
+	if err := drive.Seal(ctx); err != nil {
 		t.log.Warn("the last segment was not sealed", slog.Any("error", err))
 	}
-	t.checkpoint(sealing)
+	if until, bounded := ctx.Deadline(); bounded && time.Until(until) < checkpointTime(blocks) {
+		t.log.Info("no checkpoint is written, time is up")
+		return
+	}
+	t.checkpoint(ctx)
+}
+
+// checkpointTime is about how long it takes to write a checkpoint of so many blocks
+// to a drive that is slow.
+func checkpointTime(blocks int) time.Duration {
+	return time.Duration(blocks) * savedBytes * time.Second / (128 << 20)
+}
+
+// nearEnd says whether the time is almost up: the rest of it is for the end.
+func nearEnd(ctx context.Context) bool {
+	until, bounded := ctx.Deadline()
+	return bounded && time.Until(until) < flushLimit/8
 }

@@ -49,6 +49,8 @@ func fewer(n *uint16) {
 
 // Index is a tenant's index. Its zero value is not ready; see New.
 type Index struct {
+	cost  func(size int) int64 // see SetCost
+	held  int64                // see Held
 	table table
 	steps [][]entry
 	free  ID // first of the entries that are free, chained by parent

@@ -82,6 +82,7 @@ func (x *Index) Enter(id ID, r Resident, again bool) Hold {
 	}
 	m := x.ram.at(n)
 	*m = resident{Resident: r, id: id, holds: 1, size: e.size & sizeMask}
+	x.hold(m, 1)
 	e.ram = n
 	x.ram.count++
 	if e.locLow|e.locHigh != 0 {
@@ -132,8 +133,33 @@ func (x *Index) Hold(id ID) (h Hold, ok bool) {
 	if n == 0 {
 		return 0, false
 	}
-	x.ram.at(n).holds++
+	m := x.ram.at(n)
+	if m.holds++; m.holds == 1 {
+		x.hold(m, 1)
+	}
 	return Hold(n), true
+}
+
+// hold counts a block that is held now, or no more.
+func (x *Index) hold(m *resident, sign int64) {
+	if x.cost == nil {
+		x.held += sign * int64(m.size)
+		return
+	}
+	x.held += sign * x.cost(int(m.size))
+}
+
+// SetCost says what a block of some bytes takes in RAM; else it is these. It is
+// called before the first Enter.
+func (x *Index) SetCost(cost func(size int) int64) { x.cost = cost }
+
+// Held is what the blocks take in RAM that are held, those too that left.
+func (x *Index) Held() int64 { return x.held }
+
+// IsHeld says whether an entry's block in RAM is held.
+func (x *Index) IsHeld(id ID) bool {
+	n := x.at(id).ram
+	return n != 0 && x.ram.at(n).holds > 0
 }
 
 // Release ends a hold. gone is true where the block had left meanwhile and this
@@ -144,6 +170,7 @@ func (x *Index) Release(h Hold) (slot uint32, gone bool) {
 	if m.holds > 0 {
 		return 0, false
 	}
+	x.hold(m, -1)
 	if m.id != 0 {
 		if m.queue == nowhere && x.at(m.id).hot == 0 {
 			x.push(uint32(h), main, false) // Victim took it out, since it was held

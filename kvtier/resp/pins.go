@@ -36,29 +36,35 @@ type held struct {
 	waiting map[uint64]int
 }
 
-// again renews the pin of a block that is pinned already.
-func (p *pins) again(key block.Key, connection uint64) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.held[key]
-	if h == nil {
-		return false
-	}
-	p.renewLocked(h, connection)
-	return true
-}
-
-// add takes over a pin. It gives it back at once, and says so, where the bound is reached.
+// add takes over a pin, in place of one of the same key: that may be of a block which
+// was ended meanwhile. It gives it back at once, and says so, where the bound is
+// reached.
 func (p *pins) add(key block.Key, pin Pin, connection uint64) bool {
 	limit := p.limit()
 	p.mu.Lock()
-	if h := p.held[key]; h != nil { // another connection was faster
+	h := p.held[key]
+	more := int64(pin.Size())
+	if h != nil {
+		more -= int64(h.pin.Size())
+	}
+	if h != nil && (more <= 0 || p.bytes+more <= limit) {
+		old := h.pin
+		h.pin = pin
+		p.bytes += more
 		p.renewLocked(h, connection)
 		p.mu.Unlock()
-		pin.Release()
+		old.Release()
 		return true
 	}
-	if p.bytes+int64(pin.Size()) > limit {
+	if h != nil { // what is pinned is there no more
+		p.full++
+		p.removeLocked(h)
+		p.mu.Unlock()
+		h.pin.Release()
+		pin.Release()
+		return false
+	}
+	if p.bytes+more > limit {
 		p.full++
 		p.mu.Unlock()
 		pin.Release()
@@ -67,7 +73,7 @@ func (p *pins) add(key block.Key, pin Pin, connection uint64) bool {
 	if p.held == nil {
 		p.held = make(map[block.Key]*held)
 	}
-	h := &held{key: key, pin: pin, waiting: make(map[uint64]int, 1)}
+	h = &held{key: key, pin: pin, waiting: make(map[uint64]int, 1)}
 	h.place = p.old.PushBack(h)
 	p.held[key] = h
 	p.bytes += int64(pin.Size())

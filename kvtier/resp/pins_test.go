@@ -218,3 +218,32 @@ func TestAClientThatSaysHelloPinsNothing(t *testing.T) {
 		t.Fatalf("%d pins, not 0", got.Pins)
 	}
 }
+
+func TestExistsHoldsTheBlockThatIsThereAfterOthersEndedTheOneBefore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		tier, tenant, _, w := pinned(t, inProcess)
+		mustSet(t, w, key(inProcess, 1))
+		mustExist(t, w, key(inProcess, 1), true)
+		// People drop it, and it is stored anew, while it is pinned.
+		stored := tier.order[len(tier.order)-1]
+		if _, err := tier.Delete(t.Context(), stored); err != nil {
+			t.Fatal(err)
+		}
+		put, err := tier.Put(stored, 4096, stored, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(put.Bytes(), strings.Repeat("w", 4096))
+		put.Fill(4096)
+		if err := put.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		mustExist(t, w, key(inProcess, 1), true)
+		tier.pressure()
+		mustGet(t, w, key(inProcess, 1), true)
+		if got := tenant.Stats(); got.PinnedBytes > 4096 {
+			t.Errorf("%d bytes are pinned", got.PinnedBytes)
+		}
+	})
+}

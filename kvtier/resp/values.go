@@ -148,10 +148,6 @@ func (c *conn) promise(info *keyInfo, key block.Key, size int) bool {
 	if info.form == formOther {
 		return true
 	}
-	pins := &c.tenant.pins
-	if pins.again(key, c.id) {
-		return true
-	}
 	pin, ok := c.tenant.blocks.Pin(key)
 	if !ok {
 		return false
@@ -160,7 +156,7 @@ func (c *conn) promise(info *keyInfo, key block.Key, size int) bool {
 		pin.Release()
 		return false
 	}
-	if pins.add(key, pin, c.id) {
+	if c.tenant.pins.add(key, pin, c.id) {
 		return true
 	}
 	// The multiprocess server can bear a miss after all; the client within the engine cannot.
