@@ -65,6 +65,16 @@ func (t *Tenant) retryDrives(ctx context.Context) error {
 	return err
 }
 
+// usable says whether a drive is still the one that was taken at the start: where it
+// is mounted no more, its path is a folder of another.
+func (c *Cache) usable(drive uint32) error {
+	dir := c.drives()[drive]
+	if err := format.Read(c.fs, dir); err != nil {
+		return fmt.Errorf("%s is no KV space now: %w", dir, err)
+	}
+	return nil
+}
+
 // emptied takes out of the index what a drive had that was given up.
 func (t *Tenant) emptied(drive uint32) {
 	lost := 0

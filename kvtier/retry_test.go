@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -15,9 +16,9 @@ import (
 	"github.com/hearth-dev/hearth/units"
 )
 
-// givenUp is a history of two drives, with the further one given up: it could not
-// note that a block ended.
-func givenUp(t *testing.T) *history {
+// givenUp is a history of two drives, with one given up: it could not note that a
+// block ended.
+func givenUp(t *testing.T) (l *history, bad string) {
 	t.Helper()
 	l, err := newHistory(2)
 	if err != nil {
@@ -31,36 +32,52 @@ func givenUp(t *testing.T) *history {
 			t.Fatal(err)
 		}
 	}
-	bad := l.drives[0]
-	if l.tenant().drive.Segments()[0].Drive == 0 {
-		bad = "/kv/" + blocksDir // a tenant of few segments uses one drive
-	}
-	l.fs.FailWhen(anywhere(syscall.EIO, bad))
+	// A tenant of few segments uses one drive.
+	bad = l.cache.drives()[l.tenant().drive.Segments()[0].Drive]
+	l.fs.FailWhen(anywhere(syscall.EIO, filepath.Join(bad, blocksDir)))
 	if err := errors.Join(l.delete(x(1)), l.put(x(2)), l.put(x(5))); err != nil {
 		t.Fatal(err)
 	}
 	if l.tenant().Stats().DrivesOut != 1 || l.tenant().Problem() == "" {
 		t.Fatalf("%d drives are given up, and told: %q", l.tenant().Stats().DrivesOut, l.tenant().Problem())
 	}
-	return l
+	return l, bad
 }
 
 func TestADriveThatWasGivenUpIsUsedAgainOnceItCanBeWritten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := givenUp(t)
+		l, bad := givenUp(t)
 		ctx, end := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- l.cache.Run(ctx) }()
-		before := l.fs.Changes()
+		var tries atomic.Int64
+		fails := anywhere(syscall.EIO, filepath.Join(bad, blocksDir))
+		l.fs.FailWhen(func(op, path string) error {
+			err := fails(op, path)
+			if err != nil {
+				tries.Add(1)
+			}
+			return err
+		})
 		time.Sleep(time.Hour) // of the fake clock
-		if n := l.fs.Changes() - before; n > 100 {
-			t.Errorf("a bad drive costs %d changes in an hour", n)
+		if n := tries.Load(); n < 5 || n > 60 {
+			t.Errorf("a bad drive is asked for %d changes in an hour", n)
 		}
 		if l.tenant().Problem() == "" {
 			t.Error("a drive that fails still is said to be well")
 		}
 		l.fs.Heal()
+		if err := l.fs.Rename(bad+"/FORMAT", bad+"/elsewhere"); err != nil { // it is not mounted
+			t.Fatal(err)
+		}
+		time.Sleep(lastRetry + time.Second)
+		if l.tenant().Stats().DrivesOut != 1 {
+			t.Error("a folder without a drive is used")
+		}
+		if err := l.fs.Rename(bad+"/elsewhere", bad+"/FORMAT"); err != nil {
+			t.Fatal(err)
+		}
 		time.Sleep(lastRetry + time.Second)
 		if s := l.tenant().Stats(); s.DrivesOut != 0 || l.tenant().Problem() != "" {
 			t.Errorf("%d drives are given up still: %q", s.DrivesOut, l.tenant().Problem())

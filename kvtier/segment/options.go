@@ -62,6 +62,9 @@ type Options struct {
 	Moved func(from, to Record)
 	// Dropped tells that a block is gone from the drive for good.
 	Dropped func(Record)
+	// Usable says what keeps a drive that was given up from being tried: it may be that
+	// another is mounted there now, or none. nil tries it.
+	Usable func(drive uint32) error
 	// Emptied tells that a drive that was given up, and is taken back, has none of
 	// its blocks any more.
 	Emptied func(drive uint32)

@@ -73,6 +73,11 @@ func (l *Log) empty(ctx context.Context, d *drive) error {
 		return err
 	}
 	defer give(d.turn)
+	if l.opts.Usable != nil {
+		if err := l.opts.Usable(d.number); err != nil {
+			return err
+		}
+	}
 	window, done, err := newPages(windowBytes)
 	if err != nil {
 		return err
