@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -10,8 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/units"
 )
 
@@ -48,6 +49,7 @@ func talk(t *testing.T, address string) *talker {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	return &talker{t, conn, bufio.NewReader(conn)}
 }
 
@@ -69,8 +71,8 @@ func (c *talker) says(command, want string) {
 // ended waits until the server has closed the connection.
 func (c *talker) ended() {
 	c.t.Helper()
-	if line, err := c.in.ReadString('\n'); err == nil {
-		c.t.Fatalf("the server says %q", line)
+	if line, err := c.in.ReadString('\n'); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		c.t.Fatalf("the connection stands: %q, %v", line, err)
 	}
 }
 
@@ -171,8 +173,8 @@ func TestAPasswordIsTakenWhenItsFileChangesAndStandsWhileThatIsBad(t *testing.T)
 		}
 		talk(t, address).says("AUTH second", "+OK")
 		talk(t, address).says("AUTH taken", "+OK") // the other tenant's
-		if served := k.served[kvtier.TenantCredential+" other"]; served.resp.Stats().Connections == 0 {
-			t.Error("the other tenant's password is another's")
+		if served, err := k.tenantNamed("other"); err != nil || served.resp.Stats().Connections == 0 {
+			t.Errorf("the other tenant's password is another's: %v", err)
 		}
 		// The configuration is taken all the same.
 		if _, err := k.take(t.Context(), c); err != nil {

@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/kvtier/resp"
 	"github.com/hearth-dev/hearth/units"
 )
@@ -46,12 +45,14 @@ func TestHitsAreCountedByTierTenantAndModelInBlocksBytesAndTokens(t *testing.T) 
 		t.Errorf("the counts differ (-want +got):\n%s", diff)
 	}
 	// Of a drive, and of a tenant that ended.
+	k.mu.Lock()
 	k.past["chat"] = &kvSum{models: map[string]resp.ModelStats{"m": {NVMe: resp.ModelHits{Hits: 3, Bytes: 30, Tokens: 768}}}}
+	k.mu.Unlock()
 	want["kv_hits_total chat nvme m"], want["kv_hit_bytes_total chat nvme m"], want["kv_saved_tokens_total chat nvme m"] = 3, 30, 768
 	if diff := cmp.Diff(want, counted(k, hits...)); diff != "" {
 		t.Errorf("the counts differ (-want +got):\n%s", diff)
 	}
-	d := describeTenant(k.served[kvtier.TenantCredential+" chat"])
+	d := describeTenant(k.list()[0])
 	if got := d.Models["m"]; got.Hits != 2 || got.SavedTokens != 256 || d.RAM.Hits != 3 || d.RAM.SavedTokens != 256 {
 		t.Errorf("the API tells of %+v and %+v", got, d.RAM)
 	}
