@@ -41,7 +41,11 @@ func (t *Tenant) leaveLocked(id index.ID) {
 // evictLocked gives up the block that is worth least in RAM. One that is worth
 // its write to a drive is written first, where there is room to wait for that,
 // and another leaves.
-func (t *Tenant) evictLocked() bool {
+func (t *Tenant) evictLocked() bool { return t.leastLocked(false) }
+
+// leastLocked is evictLocked; pinned says that what people pinned, and is nowhere
+// else, goes as well where there is nothing besides.
+func (t *Tenant) leastLocked(pinned bool) bool {
 	var demoted int
 	id, ok := t.index.Victim(func(id index.ID) bool {
 		if t.sparedLocked(id) {
@@ -53,7 +57,7 @@ func (t *Tenant) evictLocked() bool {
 		demoted++
 		return true
 	})
-	if !ok && len(t.pins) > 0 && t.pinnedRAMLocked() > t.limitLocked()/2 {
+	if !ok && len(t.pins) > 0 && (pinned || t.pinnedRAMLocked() > t.limitLocked()/2) {
 		// The budget became smaller than it was when they were pinned.
 		id, ok = t.index.Victim(nil)
 	}
@@ -93,7 +97,7 @@ func (c *Cache) reclaim(asking *Tenant, bytes int64) bool {
 		t.mu.Lock()
 		for freed < bytes && (t == asking || t.overageLocked() > 0) {
 			before := t.used
-			if !t.evictLocked() {
+			if !t.leastLocked(t != asking) { // pins hold what is its own, not what it borrows
 				break
 			}
 			freed += before - t.used

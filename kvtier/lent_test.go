@@ -114,3 +114,30 @@ func TestWhoHasLittleLentGetsItsPartBesideOneWhoTakesAll(t *testing.T) {
 	}
 	free()
 }
+
+func TestPinsOfOneWhoBorrowsKeepNoOwnerFromItsOwn(t *testing.T) {
+	t.Parallel()
+	c := newCache(t, 4*units.MiB)
+	owner := addTenant(t, c, TenantSpec{Name: "owner", Memory: 3 * units.MiB})
+	borrower := addTenant(t, c, TenantSpec{Name: "borrower", Memory: units.MiB, MemoryLimit: 4 * units.MiB})
+	for key := range 30 {
+		mustPut(t, borrower, key, content(key, 0, 60<<10))
+		if _, err := borrower.Tenant().PinBlocks(t.Context(), keyOf(key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for key := range 3 << 20 / (64 << 10) {
+		if err := put(t.Context(), owner, keyOf(key), content(key, 0, 60<<10), PutOptions{}); err != nil {
+			t.Fatalf("block %d of an owner's own: %v", key, err)
+		}
+	}
+	kept := 0
+	for key := range 30 {
+		if get(t, borrower, key) != nil {
+			kept++
+		}
+	}
+	if kept < 1<<20/(64<<10) {
+		t.Errorf("%d pinned blocks are left of what is its own", kept)
+	}
+}
