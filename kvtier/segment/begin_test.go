@@ -44,8 +44,11 @@ func TestCrashAmidASegmentsNewIncarnationGivesNoOldValue(t *testing.T) {
 	if len(begins) < 3 {
 		t.Fatalf("%d new incarnations are seen", len(begins))
 	}
-	tried := 0
-	for _, begin := range begins[:3] {
+	tried, some := 0, begins[:1]
+	if !testing.Short() {
+		some = begins[:3]
+	}
+	for _, begin := range some {
 		for k := 1; k <= 4; k++ {
 			for _, tear := range []bool{false, true} {
 				c, again := reclaiming()

@@ -119,11 +119,18 @@ func TestAFullDriveThatWasGivenUpIsEmptiedToBeTakenBack(t *testing.T) {
 	}
 }
 
-// TestCrashWhileADriveIsTakenBackGivesNoOldValue lets each change of it be the last
-// one, and each be lost.
+// TestCrashWhileADriveIsTakenBackGivesNoOldValue lets changes of it be the last one,
+// and be lost.
 func TestCrashWhileADriveIsTakenBackGivesNoOldValue(t *testing.T) {
 	t.Parallel()
-	for n := 1; ; n++ {
+	step := 4
+	switch {
+	case everyCrash:
+		step = 1
+	case testing.Short():
+		step = 17
+	}
+	for n := 1; ; n += step {
 		c, _ := givenUp(t, syscall.EIO)
 		c.fs.Heal()
 		c.fs.CrashAt(c.fs.Changes()+n, n%2 == 0)
