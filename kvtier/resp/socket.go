@@ -192,6 +192,7 @@ func (r *receiving) receive(fd uintptr) bool {
 			return true
 		case errors.Is(r.err, unix.EINTR):
 		case errors.Is(r.err, unix.EAGAIN):
+			r.got, r.err = 0, nil // nothing came, if the wait ends before anything does
 			return false
 		default:
 			r.err = os.NewSyscallError("readv", r.err)
