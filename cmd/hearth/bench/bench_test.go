@@ -111,7 +111,7 @@ func TestRenderReplacesOnlyTheMarkedSection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"head\n", "\ntail\n", "Written by `make measure` on", "`hearth bench router` at commit abc\n", "small_json_cpu | 50 | us/request | R: 70 | 1.40 | 1.05 | yes", "**no**", "router.svg"} {
+	for _, want := range []string{"head\n", "\ntail\n", "Written by `make measure` on", "<code>hearth bench router</code> at commit abc: ", "small_json_cpu | 50 | us/request | R: 70 | 1.40 | 1.05 | yes", "**no**", "router.svg"} {
 		if !bytes.Contains(got, []byte(want)) {
 			t.Errorf("page lacks %q:\n%s", want, got)
 		}

@@ -92,8 +92,19 @@ func origin(w *bytes.Buffer, r Report, by string) {
 	_, _ = fmt.Fprintln(w, "Each figure is the median of interleaved pairs with its reference in one run; a ratio above 1 is better than the reference.")
 }
 
+// markdown writes a bench: a line of how it went, and folded behind it plot and rows.
 func markdown(w *bytes.Buffer, r Report, plot string) {
-	_, _ = fmt.Fprintf(w, "\n`hearth bench %s` at commit %.12s\n\n![%s](%s)\n\n", r.Bench, r.Commit, r.Bench, plot)
+	aims, met := 0, 0
+	for _, row := range r.Rows {
+		if row.Aim == 0 {
+			continue
+		}
+		if aims++; row.Met {
+			met++
+		}
+	}
+	_, _ = fmt.Fprintf(w, "\n<details><summary><code>hearth bench %s</code> at commit %.12s: %d rows, %d of %d aims met</summary>\n\n![%s](%s)\n\n",
+		html.EscapeString(r.Bench), r.Commit, len(r.Rows), met, aims, r.Bench, plot)
 	_, _ = fmt.Fprintln(w, "| row | value | unit | reference | ratio | aim | met | what |\n|---|---|---|---|---|---|---|---|")
 	for _, row := range r.Rows {
 		ref, ratio, aim := "-", "-", "-"
@@ -111,6 +122,7 @@ func markdown(w *bytes.Buffer, r Report, plot string) {
 		_, _ = fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", row.Name, figure(row.Value), row.Unit, ref, ratio, aim, met, row.Note)
 	}
 	further(w, r)
+	_, _ = fmt.Fprintln(w, "\n</details>")
 }
 
 // further writes what rows were held against beside their first reference.
