@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -150,7 +151,11 @@ func ReadFile(fsys FS, path string, limit int64) (data []byte, err error) {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	data, err = io.ReadAll(io.LimitReader(f, limit+1))
+	return readAll(f, path, limit)
+}
+
+func readAll(f File, path string, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
@@ -158,6 +163,27 @@ func ReadFile(fsys FS, path string, limit int64) (data []byte, err error) {
 		return nil, fmt.Errorf("read %s: %w: longer than the %d bytes allowed", path, ErrTooLong, limit)
 	}
 	return data, nil
+}
+
+// ErrIrregular is wrapped where something that is no regular file has a file's name.
+var ErrIrregular = errors.New("it is no regular file")
+
+// ReadRegular is ReadFile of what is a regular file, or a link to one; anything else
+// gives ErrIrregular: to open a pipe that somebody put in its place would wait for ever.
+func ReadRegular(fsys FS, path string, limit int64) (data []byte, err error) {
+	f, err := fsys.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read %s: %w, move it away", path, ErrIrregular)
+	}
+	return readAll(f, path, limit)
 }
 
 // MkdirAllSynced makes a directory and its missing parents and syncs each

@@ -29,7 +29,7 @@ const maxMarker = 64
 // Read reads the version of a directory. Errors wrap fs.ErrNotExist where there
 // is none, and Newer.
 func (m Marker) Read(fsys FS, dir string) error {
-	data, err := ReadFile(fsys, filepath.Join(dir, m.Name), maxMarker)
+	data, err := ReadRegular(fsys, filepath.Join(dir, m.Name), maxMarker)
 	if err != nil {
 		return err
 	}

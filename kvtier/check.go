@@ -172,7 +172,7 @@ func segmentBytes(fsys durable.FS, dir string) (n int64, err error) {
 
 // recordIn reads the record of whoever's folder it is.
 func recordIn(fsys durable.FS, path, folder string) (r tenantRecord, err error) {
-	data, err := readRegular(fsys, path, maxTenantFile)
+	data, err := durable.ReadRegular(fsys, path, maxTenantFile)
 	if err != nil {
 		return r, err
 	}
@@ -241,7 +241,7 @@ func (t onDrives) check(ctx context.Context, opts CheckOptions, roots []string, 
 
 // pins reads the pins of the tenant.
 func (t onDrives) pins(opts CheckOptions) ([]pinName, error) {
-	data, err := readRegular(opts.FS, filepath.Join(opts.Dir, tenantsDir, t.folder, pinsFile), maxPinsFile)
+	data, err := durable.ReadRegular(opts.FS, filepath.Join(opts.Dir, tenantsDir, t.folder, pinsFile), maxPinsFile)
 	if notExist(err) {
 		return nil, nil
 	}

@@ -156,7 +156,7 @@ func storeOf(salt string) uint32 { return uint32(xxh3.HashString(salt)) }
 // vouches for segments with blocks of namespaces that are unknown now, and would
 // do so again once they are known, over what was ended or stored meanwhile.
 func (t *Tenant) readCheckpoint(of tenantRecord) (checkpointed, error) {
-	data, err := readRegular(t.cache.fs, t.checkpointPath(), maxCheckpoint)
+	data, err := durable.ReadRegular(t.cache.fs, t.checkpointPath(), maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {
 		return checkpointed{}, nil
 	}

@@ -320,7 +320,7 @@ func encodePins(names []pinName) ([]byte, error) {
 // quarantine, and then nothing is pinned. Errors wrap ErrNewer.
 func (t *Tenant) readPins() (map[pinName]*held, error) {
 	pins := map[pinName]*held{}
-	data, err := readRegular(t.cache.fs, t.pinsPath(), maxPinsFile)
+	data, err := durable.ReadRegular(t.cache.fs, t.pinsPath(), maxPinsFile)
 	var names []pinName
 	if err == nil {
 		names, err = decodePins(data)

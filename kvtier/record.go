@@ -100,24 +100,11 @@ func (t *Tenant) readRecord() (tenantRecord, error) {
 // storedRecord reads the tenant's record. Errors wrap ErrInvalid, ErrNewer or
 // durable.ErrTooLong where they are about what it says.
 func (t *Tenant) storedRecord() (tenantRecord, error) {
-	data, err := readRegular(t.cache.fs, t.recordPath(), maxTenantFile)
+	data, err := durable.ReadRegular(t.cache.fs, t.recordPath(), maxTenantFile)
 	if err != nil {
 		return tenantRecord{}, err
 	}
 	return decodeTenant(data, t.kind, t.name)
-}
-
-// readRegular reads a file that is one: to open a pipe that somebody put in its
-// place would wait for ever.
-func readRegular(fsys durable.FS, path string, limit int64) ([]byte, error) {
-	info, err := fsys.Lstat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("read %s: it is no regular file, move it away", path)
-	}
-	return durable.ReadFile(fsys, path, limit)
 }
 
 func (t *Tenant) writeRecord(r tenantRecord) error {

@@ -133,7 +133,7 @@ func (s *Space) readRecords() (bad []string, err error) {
 			s.held[r.Claim] = r
 		case errors.Is(err, ErrNewer):
 			return nil, err
-		case errors.Is(err, ErrInvalid), errors.Is(err, durable.ErrTooLong), errors.Is(err, syscall.EIO), errors.Is(err, syscall.EISDIR):
+		case errors.Is(err, ErrInvalid), errors.Is(err, durable.ErrTooLong), errors.Is(err, syscall.EIO), errors.Is(err, durable.ErrIrregular):
 			bad = append(bad, e.Name())
 		default:
 			return nil, err
@@ -146,7 +146,7 @@ func (s *Space) readRecord(name string) (Reservation, error) {
 	if durable.IsTemp(name) {
 		return Reservation{}, ErrInvalid
 	}
-	data, err := durable.ReadFile(s.fs, s.path(reservationsDir, name), maxRecordBytes)
+	data, err := durable.ReadRegular(s.fs, s.path(reservationsDir, name), maxRecordBytes)
 	if err != nil {
 		return Reservation{}, err
 	}

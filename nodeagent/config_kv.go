@@ -217,7 +217,7 @@ const maxSecret = 64 << 10
 
 // readSecret reads a file without the line feeds at its end.
 func readSecret(path string) ([]byte, error) {
-	data, err := durable.ReadFile(durable.OS, path, maxSecret)
+	data, err := durable.ReadRegular(durable.OS, path, maxSecret)
 	if err != nil {
 		return nil, err
 	}

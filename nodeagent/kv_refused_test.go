@@ -70,6 +70,15 @@ func TestWhatIsWrongWithOneTenantCostsThatTenantAlone(t *testing.T) {
 		"a pipe in place of a segment": func(c KV, folder string) (string, func(string) error) {
 			return filepath.Join(c.Dir, "blocks", folder, "0.seg"), func(p string) error { return syscall.Mkfifo(p, 0o600) }
 		},
+		"a pipe in place of a drive's generation": func(c KV, folder string) (string, func(string) error) {
+			return filepath.Join(c.Dir, "blocks", folder, "generation"), func(p string) error { return syscall.Mkfifo(p, 0o600) }
+		},
+		"a pipe in place of a drive's list": func(c KV, folder string) (string, func(string) error) {
+			return filepath.Join(c.Dir, "blocks", folder, "files"), func(p string) error { return syscall.Mkfifo(p, 0o600) }
+		},
+		"a pipe in place of its password": func(c KV, _ string) (string, func(string) error) {
+			return c.Tenants[1].CredentialFile, func(p string) error { return syscall.Mkfifo(p, 0o600) }
+		},
 		"a newer generation": func(c KV, folder string) (string, func(string) error) {
 			return filepath.Join(c.Dir, "tenants", folder, "checkpoint"), func(p string) error {
 				return os.WriteFile(p, append([]byte("HRTHKVC1\x02"), make([]byte, 100)...), 0o600)

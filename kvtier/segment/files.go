@@ -95,7 +95,7 @@ func decodeFiles(data []byte) (numbers []uint32, err error) {
 // readFiles reads a drive's list; none where it has no readable one. Errors wrap
 // ErrNewer.
 func readFiles(fsys durable.FS, dir string) (numbers []uint32, known bool, err error) {
-	data, err := durable.ReadFile(fsys, filepath.Join(dir, filesFile), maxFilesLen)
+	data, err := durable.ReadRegular(fsys, filepath.Join(dir, filesFile), maxFilesLen)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, durable.ErrTooLong):
 		return nil, false, nil

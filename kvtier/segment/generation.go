@@ -79,7 +79,7 @@ func cutLast(p []byte, sep byte) (before, after []byte, found bool) {
 
 // readMembership reads a drive's generation; none where it has no readable one.
 func readMembership(fsys durable.FS, dir string) (m membership, known bool, err error) {
-	data, err := durable.ReadFile(fsys, filepath.Join(dir, generationFile), maxGenerationLen)
+	data, err := durable.ReadRegular(fsys, filepath.Join(dir, generationFile), maxGenerationLen)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, durable.ErrTooLong):
 		return m, false, nil

@@ -68,10 +68,10 @@ func Open(opts Options) (*Ledger, error) {
 	}
 	l.granted.L = &l.mu
 	r := record{Credit: opts.First}
-	data, err := durable.ReadFile(l.fs, l.path, maxRecord)
+	data, err := durable.ReadRegular(l.fs, l.path, maxRecord)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-	case errors.Is(err, durable.ErrTooLong):
+	case errors.Is(err, durable.ErrTooLong), errors.Is(err, durable.ErrIrregular):
 		return nil, fmt.Errorf("open wear ledger: %w: %w", ErrUnreadable, err)
 	case err != nil:
 		return nil, fmt.Errorf("open wear ledger: %w", err)
