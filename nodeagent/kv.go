@@ -178,26 +178,33 @@ func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
 	if err != nil {
 		return err
 	}
+	var l net.Listener
+	if t.Socket != "" && !k.serves(kvtier.TenantCredential, t.Name) {
+		if l, err = identity.ListenSocket(context.WithoutCancel(ctx), t.Socket); err != nil {
+			return fmt.Errorf("listen for KV tenant %s: %w", t.Name, err)
+		}
+	}
 	served, err := k.serve(ctx, spec, t.Peers)
 	if err != nil {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
 		return err
+	}
+	if l != nil {
+		k.listen(served, l)
 	}
 	k.mu.Lock()
-	if t.Anonymous {
+	served.password = password
+	if err = k.renewCredentialsLocked(); err != nil {
+		served.password = "" // or nobody's could be changed any more
+	} else if t.Anonymous {
 		k.open = served
 	}
-	served.password = password
-	err = k.renewCredentialsLocked()
-	has := served.listener != nil
 	k.mu.Unlock()
-	if err != nil || t.Socket == "" || has {
-		return err
-	}
-	l, err := identity.ListenSocket(context.WithoutCancel(ctx), t.Socket)
 	if err != nil {
-		return fmt.Errorf("listen for KV tenant %s: %w", t.Name, err)
+		return errors.Join(err, k.detach(ctx, t.Name))
 	}
-	k.listen(served, l)
 	return nil
 }
 

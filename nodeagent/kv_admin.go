@@ -216,14 +216,15 @@ func (k *kvSpace) DropAll(ctx context.Context, tenant string) (admin.KVDropped, 
 		return admin.KVDropped{}, err
 	}
 	defer k.leave()
+	if found, err := k.dropRefused(ctx, tenant); found {
+		k.offer(ctx, k.settings())
+		return admin.KVDropped{Dropped: -1}, err
+	}
 	left, err := k.cache.Left()
 	if err != nil {
 		return admin.KVDropped{}, err
 	}
-	at := slices.IndexFunc(left, func(l kvtier.Left) bool {
-		return l.Name != "" && (tenant == l.Name || tenant == l.Kind+"/"+l.Name ||
-			l.Kind == kvtier.TenantCredential && tenant == admin.KindTenant+"/"+l.Name)
-	})
+	at := slices.IndexFunc(left, func(l kvtier.Left) bool { return named(tenant, l.Kind, l.Name) })
 	if at < 0 {
 		return admin.KVDropped{}, fmt.Errorf("%w: %q", kvtier.ErrUnknown, tenant)
 	}
@@ -232,6 +233,11 @@ func (k *kvSpace) DropAll(ctx context.Context, tenant string) (admin.KVDropped, 
 	}
 	k.offer(ctx, k.settings())
 	return admin.KVDropped{Dropped: -1}, nil
+}
+
+// named says whether a text is a tenant's name, or its kind and name.
+func named(text, kind, name string) bool {
+	return name != "" && (text == name || text == kind+"/"+name || kind == kvtier.TenantCredential && text == admin.KindTenant+"/"+name)
 }
 
 // enter takes changing.

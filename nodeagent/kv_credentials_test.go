@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/units"
 )
 
@@ -185,5 +186,46 @@ func TestAPasswordIsTakenWhenItsFileChangesAndStandsWhileThatIsBad(t *testing.T)
 	k.lookAtCredentials()
 	if got := problems(); got != "" {
 		t.Errorf("problems stay: %q", got)
+	}
+}
+
+func TestATenantWithThePasswordOfAnotherCostsNobodyElseTheirs(t *testing.T) {
+	t.Parallel()
+	c := newKV(t)
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	one := KVTenant{Name: "one", Memory: units.MiB, CredentialFile: write("one", "first")}
+	third := KVTenant{Name: "third", Memory: units.MiB, CredentialFile: write("third", "before")}
+	c.Tenants = []KVTenant{one, third}
+	k := openedKV(t, c, plenty)
+	address := onTCP(t, k)
+	two := KVTenant{Name: "two", Memory: units.MiB, CredentialFile: write("two", "first"), Socket: filepath.Join(dir, "two.sock")}
+	next := c
+	next.Tenants = []KVTenant{one, third, two}
+	if _, err := k.take(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	if told := strings.Join(k.told(), "\n"); k.serves(kvtier.TenantCredential, "two") || !strings.Contains(told, "KV tenant two is not served") {
+		t.Errorf("a tenant with the password of another is served, problems are %q", told)
+	}
+	write("third", "after")
+	k.lookAtCredentials()
+	talk(t, address).says("AUTH after", "+OK")
+	if len(k.told()) != 1 {
+		t.Errorf("problems are %q", k.told())
+	}
+	write("two", "second")
+	k.tryRefused(t.Context(), time.Now().Add(time.Hour))
+	talk(t, address).says("AUTH second", "+OK")
+	talk(t, address).says("AUTH first", "+OK")
+	if _, err := os.Stat(two.Socket); err != nil || len(k.told()) != 0 {
+		t.Errorf("with a password of its own: %v, %q", err, k.told())
 	}
 }

@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -54,13 +55,49 @@ func (k *kvSpace) unrefuse(kind, name string) {
 	delete(k.refused, kind+" "+name)
 }
 
-// keepRefused forgets refused tenants that a configuration does not name.
-func (k *kvSpace) keepRefused(config KV) {
+// keepRefused forgets refused tenants that a configuration does not name: what is on
+// the drives of them is left there, as of any other.
+func (k *kvSpace) keepRefused(ctx context.Context, config KV) error {
+	var errs []error
+	for _, r := range k.refusals() {
+		if r.kind != kvtier.TenantCredential || slices.ContainsFunc(config.Tenants, func(t KVTenant) bool { return t.Name == r.name }) {
+			continue
+		}
+		k.unrefuse(r.kind, r.name)
+		errs = append(errs, k.cache.DetachTenant(ctx, r.kind, r.name))
+	}
+	return errors.Join(errs...)
+}
+
+// refusals are the tenants that are not served now.
+func (k *kvSpace) refusals() (list []refusal) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	maps.DeleteFunc(k.refused, func(_ string, r *refusal) bool {
-		return r.kind == kvtier.TenantCredential && !slices.ContainsFunc(config.Tenants, func(t KVTenant) bool { return t.Name == r.name })
-	})
+	for _, key := range slices.Sorted(maps.Keys(k.refused)) {
+		list = append(list, *k.refused[key])
+	}
+	return list
+}
+
+// dropRefused ends all blocks of a tenant that is refused, by its name or "kind/name",
+// and tries it again; found says whether it is one. With changing.
+func (k *kvSpace) dropRefused(ctx context.Context, tenant string) (found bool, err error) {
+	for _, r := range k.refusals() {
+		if !named(tenant, r.kind, r.name) {
+			continue
+		}
+		done, err := k.alone(ctx, r.kind, r.name)
+		if err != nil {
+			return true, err
+		}
+		err = k.cache.RemoveTenant(ctx, r.kind, r.name)
+		done()
+		if err == nil {
+			k.tryAgain(ctx, r)
+		}
+		return true, err
+	}
+	return false, nil
 }
 
 // refusedTenants is how many tenants are not served, by kind.
@@ -146,14 +183,7 @@ func (k *kvSpace) tryRefused(ctx context.Context, now time.Time) {
 		return
 	}
 	defer k.leave()
-	k.mu.Lock()
-	var due []refusal
-	for _, key := range slices.Sorted(maps.Keys(k.refused)) {
-		if r := k.refused[key]; !now.Before(r.next) {
-			due = append(due, *r)
-		}
-	}
-	k.mu.Unlock()
+	due := slices.DeleteFunc(k.refusals(), func(r refusal) bool { return now.Before(r.next) })
 	for _, r := range due {
 		if ctx.Err() != nil {
 			return

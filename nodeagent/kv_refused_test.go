@@ -204,3 +204,47 @@ func TestAClaimThatCannotBeServedAtAStartIsTriedAgain(t *testing.T) {
 		}
 	}
 }
+
+func TestTheBlocksOfARefusedTenantMayBeDropped(t *testing.T) {
+	t.Parallel()
+	c, folder := wellAndBad(t)
+	spoil := func() {
+		t.Helper()
+		record := filepath.Join(c.Dir, "tenants", folder, "tenant.json")
+		if err := errors.Join(os.Remove(record), os.Mkdir(record, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spoil()
+	k := openedKV(t, c, plenty)
+	if k.serves(kvtier.TenantCredential, "bad") {
+		t.Fatal("it is served with a folder in place of its record")
+	}
+	if _, err := k.DropAll(t.Context(), "tenant/bad"); err != nil {
+		t.Fatal(err)
+	}
+	if !k.serves(kvtier.TenantCredential, "bad") || len(k.told()) != 0 || has(t, k, kvtier.TenantCredential, "bad", "key") {
+		t.Errorf("it has not begun anew: %q", k.told())
+	}
+	if !has(t, k, kvtier.TenantCredential, "well", "key") {
+		t.Error("the other lost a block")
+	}
+}
+
+func TestARefusedTenantThatGoesIsOneThatIsLeft(t *testing.T) {
+	t.Parallel()
+	c, _ := wellAndBad(t)
+	c.Tenants[1].EncryptionKeyFile += ".none"
+	k := openedKV(t, c, plenty)
+	next := c
+	next.Tenants = c.Tenants[:1]
+	if _, err := k.take(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	if told := strings.Join(k.told(), "\n"); !strings.Contains(told, "tenants that nobody serves have") {
+		t.Errorf("what it has on the drives is not told: %q", told)
+	}
+	if _, err := k.DropAll(t.Context(), "bad"); err != nil || len(k.told()) != 0 {
+		t.Errorf("its blocks are there still: %v, %q", err, k.told())
+	}
+}

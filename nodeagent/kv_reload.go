@@ -52,7 +52,7 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 	for _, name := range removed {
 		err = errors.Join(err, k.detach(ctx, name))
 	}
-	k.keepRefused(next)
+	err = errors.Join(err, k.keepRefused(ctx, next))
 	slices.SortStableFunc(stay, func(a, b KVTenant) int { return shrinksFirst(before, a) - shrinksFirst(before, b) })
 	for _, t := range stay {
 		// What cannot be read leaves this one as it is, and the others are changed.

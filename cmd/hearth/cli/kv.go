@@ -259,8 +259,9 @@ func (a *app) kvDrop() *cobra.Command {
 		Use:   "drop TENANT [KEY... | --all]",
 		Short: "End blocks of a tenant, also on the drives",
 		Long: `Drop ends the blocks of KEYs, or with --all every block of the tenant, and their
-pins. --all also takes a tenant that the configuration names no more, whose blocks
-are still on the drives. Engines compute anew what they miss. Other nodes (kv.peers)
+pins. --all also takes a tenant that is not served: one that the configuration names
+no more, whose blocks are still on the drives, or one whose files there cannot be
+read, which begins anew then. Engines compute anew what they miss. Other nodes (kv.peers)
 keep their blocks, and give them back after a minute: until then drop them there,
 too. Only the agent's local socket takes this call (--socket), no address does.`,
 		Args:              cobra.MinimumNArgs(1),
