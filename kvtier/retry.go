@@ -123,7 +123,7 @@ func (t *Tenant) openWithout(spec TenantSpec, why error) error {
 	t.log.Error("a tenant's drives have no room, its blocks begin anew and are kept in RAM alone for now", slog.Any("error", why))
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.record, t.bare = record, true
+	t.record, t.bare, t.why = record, true, why
 	t.spaces = placesOf(record)
 	return nil
 }
@@ -131,7 +131,12 @@ func (t *Tenant) openWithout(spec TenantSpec, why error) error {
 // reopen opens the drives of a tenant that is open without them: nothing of what
 // they had counts. Its record is written as it is known, since namespaces are used
 // that the drive may not know.
-func (t *Tenant) reopen(spec TenantSpec) error {
+func (t *Tenant) reopen(spec TenantSpec) (err error) {
+	defer func() {
+		t.mu.Lock()
+		t.why = err
+		t.mu.Unlock()
+	}()
 	t.mu.Lock()
 	record, pins := t.record, t.pinsLocked()
 	t.mu.Unlock()
@@ -166,15 +171,19 @@ func (t *Tenant) reopen(spec TenantSpec) error {
 // It is tried again while the Cache runs.
 func (t *Tenant) Problem() string {
 	t.mu.Lock()
-	drive, bare, away := t.drive, t.bare, t.clearingLocked() && t.opened
+	drive, bare, away, why := t.drive, t.bare, t.clearingLocked() && t.opened, t.why
 	t.mu.Unlock()
 	switch {
+	case why == nil: // it is being cleared, if at all
 	case bare:
-		return fmt.Sprintf("KV tenant %s has no NVMe: its drives have no room, and are tried again", t.name)
+		return fmt.Sprintf("KV tenant %s has RAM alone: its drives cannot be used, and are tried again: %v", t.name, why)
 	case away:
-		return fmt.Sprintf("KV tenant %s stores nothing: its blocks could not be cleared, which is tried again", t.name)
-	case drive != nil && drive.Stats().Out > 0:
-		return fmt.Sprintf("KV tenant %s does not use a drive that failed, which is tried again", t.name)
+		return fmt.Sprintf("KV tenant %s stores nothing: its blocks could not be cleared, which is tried again: %v", t.name, why)
+	}
+	if drive != nil {
+		if out := drive.Out(); len(out) > 0 {
+			return fmt.Sprintf("KV tenant %s does not use what failed, which is tried again: %v", t.name, errors.Join(out...))
+		}
 	}
 	return ""
 }

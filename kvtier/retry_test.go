@@ -38,7 +38,7 @@ func givenUp(t *testing.T) (l *history, bad string) {
 	if err := errors.Join(l.delete(x(1)), l.put(x(2)), l.put(x(5))); err != nil {
 		t.Fatal(err)
 	}
-	if l.tenant().Stats().DrivesOut != 1 || l.tenant().Problem() == "" {
+	if told := l.tenant().Problem(); l.tenant().Stats().DrivesOut != 1 || !strings.Contains(told, bad) || !strings.Contains(told, "input/output error") {
 		t.Fatalf("%d drives are given up, and told: %q", l.tenant().Stats().DrivesOut, l.tenant().Problem())
 	}
 	return l, bad
@@ -155,7 +155,7 @@ func TestAFullFileSystemAtAStartCostsOldBlocksAndLeavesRAM(t *testing.T) {
 		if err != nil {
 			t.Fatalf("fresh %t: a full file system refuses the tenant: %v", fresh, err)
 		}
-		if !strings.Contains(tenant.Problem(), "no room") {
+		if told := tenant.Problem(); !strings.Contains(told, "RAM alone") || !strings.Contains(told, "no space left on device") {
 			t.Errorf("fresh %t: nothing is told: %q", fresh, tenant.Problem())
 		}
 		// A namespace that the drive does not know, beside the one that it does.

@@ -45,9 +45,10 @@ type Tenant struct {
 	mu      sync.Mutex
 	spec    TenantSpec
 	opened  bool
-	gone    bool // removed or closed
-	bare    bool // its drives have no room and nothing of it; see openWithout
-	writer  bool // runs
+	gone    bool  // removed or closed
+	bare    bool  // its drives have nothing of it and are not used; see openWithout
+	why     error // why its drives could not be opened; nil while they are
+	writer  bool  // runs
 	index   *index.Index
 	drive   *segment.Log // nil without NVMe
 	record  tenantRecord

@@ -85,7 +85,6 @@ type drive struct {
 	passed   int  // how often it was passed over since it failed
 	out      bool // given up: nothing is written to it any more
 	why      error
-	back     bool // taken back, and not told yet
 }
 
 // state is what a segment is.

@@ -40,15 +40,6 @@ func (d *drive) readerOf(s *segment, window []byte) *reader {
 // emptied.
 func (d *drive) settle(current bool, v look, window []byte) error {
 	l := d.log
-	if l.opts.Direct {
-		if err := probeDirect(l.fs, d.dir, window); err != nil {
-			l.log.Warn("a drive is written through the page cache, its file system has no direct way", slog.String("dir", d.dir), slog.Any("error", err))
-		} else {
-			l.mu.Lock()
-			d.direct = true
-			l.mu.Unlock()
-		}
-	}
 	list, err := l.fs.ReadDir(d.dir)
 	if err != nil {
 		return err
@@ -71,8 +62,12 @@ func (d *drive) settle(current bool, v look, window []byte) error {
 		}
 	}
 	if !current {
-		return d.dropFiles(v, list)
+		if err = d.dropFiles(v, list); err == nil {
+			d.chooseWay(window) // with the room that there is now
+		}
+		return err
 	}
+	d.chooseWay(window)
 	for _, number := range numbers {
 		path := filepath.Join(d.dir, fileName(number))
 		f, err := l.fs.OpenFile(path, d.openFlags(), 0)
@@ -86,6 +81,21 @@ func (d *drive) settle(current bool, v look, window []byte) error {
 		return err
 	}
 	return d.understand(window)
+}
+
+// chooseWay finds out whether a drive is written around the page cache.
+func (d *drive) chooseWay(window []byte) {
+	l := d.log
+	if !l.opts.Direct {
+		return
+	}
+	err := probeDirect(l.fs, d.dir, window)
+	if err != nil {
+		l.log.Warn("a drive is written through the page cache, its file system has no direct way", slog.String("dir", d.dir), slog.Any("error", err))
+	}
+	l.mu.Lock()
+	d.direct = err == nil
+	l.mu.Unlock()
 }
 
 // understand finds out what a drive's segments hold. One that may hold more than

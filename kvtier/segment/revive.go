@@ -1,10 +1,12 @@
 package segment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"syscall"
 )
 
@@ -21,43 +23,47 @@ func (l *Log) TakeBack(ctx context.Context) error {
 		return fmt.Errorf("take drives back: %w", err)
 	}
 	defer give(l.appends)
-	var errs []error
 	before := l.members()
 	for _, d := range l.drives {
 		if !d.isOut() {
 			continue
 		}
-		if err := l.empty(ctx, d); err != nil {
-			errs = append(errs, fmt.Errorf("drive %s: %w", d.dir, err))
+		if err := l.empty(ctx, d); err != nil && ctx.Err() == nil {
+			l.mu.Lock()
+			d.why = err
+			l.mu.Unlock()
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	members := l.members()
-	if len(members) == len(before) {
-		return l.notBack(errs)
-	}
-	// Only with the generation noted on all of them is anything written to it.
-	err := l.recommit(before)
-	l.shareAnew()
-	if err != nil {
-		return l.notBack(append(errs, err))
-	}
-	for _, d := range members {
-		if !d.isOut() && d.back {
-			l.log.Info("a drive that was given up is taken back, empty", slog.String("dir", d.dir))
+	var errs []error
+	if members := l.members(); len(members) > len(before) {
+		// Only with the generation noted on all of them is anything written to it.
+		errs = append(errs, l.recommit(before))
+		l.shareAnew()
+		for _, d := range members {
+			if !d.isOut() && !slices.Contains(before, d) {
+				l.log.Info("a drive that was given up is taken back, empty", slog.String("dir", d.dir))
+			}
 		}
-		d.back = false
 	}
-	return l.notBack(errs)
+	if err := errors.Join(append(errs, l.Out()...)...); err != nil {
+		return fmt.Errorf("take drives back: %w", cmp.Or(context.Cause(ctx), err))
+	}
+	return nil
 }
 
-func (l *Log) notBack(errs []error) error {
-	if len(errs) == 0 {
-		return nil
+// Out says of each drive that is given up why it is, or what the last TakeBack met.
+func (l *Log) Out() (why []error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range l.drives {
+		if d.out {
+			why = append(why, fmt.Errorf("drive %s: %w", d.dir, d.why))
+		}
 	}
-	return fmt.Errorf("take drives back: %w", errors.Join(errs...))
+	return why
 }
 
 func (d *drive) isOut() bool {
@@ -124,7 +130,7 @@ func (l *Log) empty(ctx context.Context, d *drive) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	d.out, d.why, d.ready, d.unsynced = false, nil, m.ready, nil
-	d.failures, d.passed, d.full, d.back = 0, 0, false, true
+	d.failures, d.passed, d.full = 0, 0, false
 	return nil
 }
 

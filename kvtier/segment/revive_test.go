@@ -17,7 +17,7 @@ func givenUp(t *testing.T, cause error) (c *caller, bad *drive) {
 	t.Helper()
 	c = opened(t, func(o *Options) {
 		withDrives(2)(o)
-		o.Bytes = 20 * smallSegment
+		o.Bytes, o.Direct = 20*smallSegment, true
 		o.Emptied = func(n uint32) {
 			for k, loc := range c.index {
 				if loc.Drive() == n {
@@ -79,6 +79,51 @@ func TestADriveThatWasGivenUpIsTakenBackEmptyWhenItCanBeWritten(t *testing.T) {
 	must(t, c.log.TakeBack(t.Context()))
 	if c.fs.Changes() != changes {
 		t.Error("something is written where no drive is given up")
+	}
+}
+
+func TestADriveThatFailsAgainWhileItIsTakenBackIsTold(t *testing.T) {
+	t.Parallel()
+	c, bad := givenUp(t, syscall.EIO)
+	notes := 0
+	c.fs.FailWhen(func(op, path string) error {
+		if op == "rename" && path == filepath.Join(bad.dir, generationFile) {
+			if notes++; notes > 1 {
+				return syscall.EIO
+			}
+		}
+		return nil
+	})
+	err := c.log.TakeBack(t.Context())
+	if !errors.Is(err, syscall.EIO) || !strings.Contains(err.Error(), bad.dir) || c.log.Stats().Out != 1 {
+		t.Errorf("a drive that cannot note the generation: %v, %d are given up", err, c.log.Stats().Out)
+	}
+	if out := c.log.Out(); len(out) != 1 || !errors.Is(out[0], syscall.EIO) {
+		t.Errorf("it is said of it: %v", out)
+	}
+	must(t, fill(40, 60, 0)(c), c.check()) // the other goes on
+	c.fs.Heal()
+	must(t, c.log.TakeBack(t.Context()), c.check())
+	if c.log.Stats().Out != 0 || c.log.Out() != nil {
+		t.Errorf("it is still given up: %v", c.log.Out())
+	}
+}
+
+func TestADriveThatIsTakenBackIsWrittenAsItsFileSystemIsNow(t *testing.T) {
+	t.Parallel()
+	c, bad := givenUp(t, syscall.EIO)
+	if !c.log.Direct() {
+		t.Fatal("the drives are written through the page cache")
+	}
+	c.fs.FailWhen(func(op, path string) error {
+		if op == "open" && strings.HasPrefix(path, bad.dir) && strings.HasSuffix(path, "-direct") {
+			return syscall.EINVAL
+		}
+		return nil
+	})
+	must(t, c.log.TakeBack(t.Context()), fill(60, 140, 0)(c), c.check())
+	if c.log.Direct() {
+		t.Error("a file system that has no direct way is written so")
 	}
 }
 
