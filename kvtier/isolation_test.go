@@ -192,8 +192,8 @@ func TestWhatABorrowerFillsDoesNotKeepAnotherFromItsOwn(t *testing.T) {
 	for _, p := range slow {
 		p.Abort()
 	}
-	if len(slow) == 0 || borrower.tenant.filling != 0 || borrower.tenant.Stats().RAM.Used != 0 {
-		t.Errorf("%d are filled, %d bytes are counted as being filled", len(slow), borrower.tenant.filling)
+	if len(slow) == 0 || borrower.tenant.loose != 0 || borrower.tenant.Stats().RAM.Used != 0 {
+		t.Errorf("%d are filled, %d bytes are counted as being filled", len(slow), borrower.tenant.loose)
 	}
 }
 

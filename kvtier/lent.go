@@ -3,6 +3,8 @@ package kvtier
 import (
 	"fmt"
 	"sync/atomic"
+
+	"github.com/hearth-dev/hearth/kvtier/arena"
 )
 
 // RAM that cannot be given back at once is stuck: blocks being filled, read from a
@@ -80,7 +82,7 @@ var errLent = fmt.Errorf("%w: what tenants hold beyond their own in RAM is all l
 
 // looseRoom is room for a block that the index does not have yet. Errors wrap
 // ErrDropped or ErrRemoved.
-func (t *Tenant) looseRoom(size int) (slot uint32, err error) {
+func (t *Tenant) looseRoom(size int) (slot arena.Slot, err error) {
 	cost := t.cache.arena.Cost(size)
 	t.mu.Lock()
 	if !t.lendLocked(cost) {
@@ -90,13 +92,12 @@ func (t *Tenant) looseRoom(size int) (slot uint32, err error) {
 	}
 	t.loosenLocked(cost)
 	t.mu.Unlock()
-	got, err := t.room(size)
-	if err != nil {
+	if slot, err = t.room(size); err != nil {
 		t.mu.Lock()
 		t.loosenLocked(-cost)
 		t.mu.Unlock()
 	}
-	return uint32(got), err
+	return slot, err
 }
 
 // holdsMoreLocked says whether a block in RAM may be held, as far as it is not yet.

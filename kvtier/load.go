@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/hearth-dev/hearth/kvtier/arena"
 	"github.com/hearth-dev/hearth/kvtier/block"
 	"github.com/hearth-dev/hearth/kvtier/index"
 	"github.com/hearth-dev/hearth/kvtier/segment"
@@ -44,12 +43,11 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key, l
 		}()
 	}
 	t.mu.Unlock()
-	got, err := t.looseRoom(size)
+	slot, err := t.looseRoom(size)
 	if err != nil {
 		t.stats.noRoom.Add(1)
 		return nil, false, fmt.Errorf("%w: no RAM to read it into: %w", ErrMiss, err)
 	}
-	slot := arena.Slot(got)
 	reading := t.cache.speed(loc).Begin(int64(size))
 	r, err := drive.Read(ctx, loc, n.id, key, t.cache.arena.Padded(slot, size))
 	if err == nil && int(r.Size) != size {
@@ -57,7 +55,7 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key, l
 	}
 	if err != nil {
 		reading.Failed()
-		again, err = n.failed(ctx, id, loc, key, err)
+		again, err = n.failed(ctx, drive, id, loc, key, err)
 		t.mu.Lock()
 		t.dropLooseLocked(slot, size)
 		t.mu.Unlock()
@@ -66,7 +64,9 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key, l
 	reading.Done()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	same := t.index.Find(print) == id && t.locLocked(id) == loc && !t.gone
+	// Where the tenant was cleared meanwhile its drives count from the beginning, and
+	// another block may lie at that very place.
+	same := t.drive == drive && t.index.Find(print) == id && t.locLocked(id) == loc
 	b = &Block{tenant: t, slot: slot, size: size, sum: r.Sum, tier: TierNVMe, tokens: n.tokensLocked(size)}
 	if lent {
 		return b, false, nil
@@ -84,7 +84,7 @@ func (n *Namespace) fromDrive(ctx context.Context, id index.ID, key block.Key, l
 // meanwhile, else an error. What is damaged is ended durably before anything else
 // is shown under its key, since a drive that gives it well at another time would
 // bring it back over that; nobody waits for it here.
-func (n *Namespace) failed(ctx context.Context, id index.ID, loc segment.Loc, key block.Key, err error) (again bool, _ error) {
+func (n *Namespace) failed(ctx context.Context, drive *segment.Log, id index.ID, loc segment.Loc, key block.Key, err error) (again bool, _ error) {
 	t := n.tenant
 	if ctx.Err() != nil {
 		return false, fmt.Errorf("read block: %w", context.Cause(ctx))
@@ -92,7 +92,7 @@ func (n *Namespace) failed(ctx context.Context, id index.ID, loc segment.Loc, ke
 	gone, damaged := errors.Is(err, segment.ErrGone), errors.Is(err, segment.ErrDamaged)
 	print := n.print(key)
 	t.mu.Lock()
-	same := t.index.Find(print) == id && t.locLocked(id) == loc && !t.gone
+	same := t.drive == drive && t.index.Find(print) == id && t.locLocked(id) == loc
 	if same && (gone || damaged) {
 		t.index.SetLoc(id, 0)
 		t.index.Drop(id)

@@ -52,37 +52,13 @@ func (n *Namespace) Put(key block.Key, size int, opts PutOptions) (*Put, error) 
 	if size < block.MinSize || size > block.MaxSize {
 		return nil, fmt.Errorf("store block: %w: a block has %d to %d bytes, not %d", block.ErrInvalid, block.MinSize, block.MaxSize, size)
 	}
-	slot, err := n.tenant.roomToFill(size)
+	slot, err := n.tenant.looseRoom(size)
 	if err != nil {
 		return nil, fmt.Errorf("store block: %w", err)
 	}
 	return &Put{
 		space: n, key: key, opts: opts, slot: slot, data: n.tenant.cache.arena.Bytes(slot, size),
 	}, nil
-}
-
-// roomToFill is room for a Put, which takes as long as its client. What is being
-// filled cannot be given back to its owner: a tenant that borrows fills at most a
-// quarter of its own, or half of Transit, which is nobody's.
-func (t *Tenant) roomToFill(size int) (arena.Slot, error) {
-	cost := t.cache.arena.Cost(size)
-	t.mu.Lock()
-	most := max(int64(t.spec.Memory)/4, int64(*t.cache.opts.Transit)/2)
-	if t.filling > 0 && t.used+cost > int64(t.spec.Memory) && t.limitLocked() > int64(t.spec.Memory) && t.filling+cost > most {
-		t.mu.Unlock()
-		t.stats.droppedFull.Add(1)
-		return 0, fmt.Errorf("%w: too much that it borrows is being filled", ErrDropped)
-	}
-	t.filling += cost
-	t.mu.Unlock()
-	got, err := t.looseRoom(size)
-	slot := arena.Slot(got)
-	if err != nil {
-		t.mu.Lock()
-		t.filling -= cost
-		t.mu.Unlock()
-	}
-	return slot, err
 }
 
 // room gives a slot for size bytes that the tenant may take.
@@ -161,7 +137,6 @@ func (p *Put) Abort() {
 	t := p.space.tenant
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.filling -= t.cache.arena.Cost(len(p.data))
 	t.dropLooseLocked(p.slot, len(p.data))
 }
 
@@ -243,7 +218,7 @@ func (p *Put) tryCommit(ctx context.Context, print index.Print, sum [16]byte) (w
 	if !here {
 		// The drive has it, perhaps with these very bytes.
 		same := p.sameOnDriveLocked(ctx, segment.Loc(t.index.Loc(id)), sum)
-		switch again := t.gone || t.index.Find(print) != id || t.writing[id] != nil || t.ending[print] != nil; {
+		switch again := t.drive != same.drive || t.index.Find(print) != id || t.writing[id] != nil || t.ending[print] != nil; {
 		case again || same.loc != t.locLocked(id):
 			return nil, false, false, nil
 		case same.yes:
@@ -259,8 +234,9 @@ func (p *Put) tryCommit(ctx context.Context, print index.Print, sum [16]byte) (w
 
 // stated is what was found of a block on a drive.
 type stated struct {
-	loc segment.Loc
-	yes bool
+	drive *segment.Log
+	loc   segment.Loc
+	yes   bool
 }
 
 // sameOnDriveLocked says whether what lies at loc are these very bytes. It lets go
@@ -271,7 +247,7 @@ func (p *Put) sameOnDriveLocked(ctx context.Context, loc segment.Loc, sum [16]by
 	t.mu.Unlock()
 	defer t.mu.Lock()
 	r, err := drive.Stat(ctx, loc, p.space.id, p.key)
-	return stated{loc, err == nil && r.Sum == sum && int(r.Size) == len(p.data)}
+	return stated{drive, loc, err == nil && r.Sum == sum && int(r.Size) == len(p.data)}
 }
 
 // replaceLocked takes other bytes of the key away, and puts the block in their
@@ -316,7 +292,6 @@ func (p *Put) enterLocked(id index.ID, print index.Print, sum [16]byte, again bo
 	}
 	hold := t.index.Enter(id, index.Resident{Key: p.key, Sum: sum, Slot: uint32(p.slot)}, again)
 	p.ended = true // the slot is the index's now
-	t.filling -= t.cache.arena.Cost(len(p.data))
 	t.loosenLocked(-t.cache.arena.Cost(len(p.data)))
 	t.stats.puts.Add(1)
 	t.stats.putBytes.Add(int64(len(p.data)))

@@ -54,7 +54,6 @@ type Tenant struct {
 	record  tenantRecord
 	spaces  map[block.Namespace]uint16 // places in record.Namespaces
 	used    int64                      // bytes of RAM: slots, and those being filled
-	filling int64                      // of them, of Puts that have not ended
 	loose   int64                      // of them, in slots that the index does not have
 	lent    int64                      // bytes of what is stuck beyond its own; see lending
 	borrows bool                       // it may have more than its own
