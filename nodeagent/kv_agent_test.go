@@ -89,7 +89,7 @@ func TestTheConfigurationFilesBudgetsAreTakenWhenItChanges(t *testing.T) {
 	if err := os.WriteFile(file, []byte("kind: nothing\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	(&fabric{t: t}).until("the problem", func() bool { return strings.Contains(problems(), "the one before serves") })
+	(&fabric{t: t}).until("the problem", func() bool { return strings.Contains(problems(), "which is tried again") })
 	changed.Weights.Streams--
 	changed.KV.Tenants[0].Memory = 6 * units.MiB
 	save(t, file, changed)
@@ -97,6 +97,43 @@ func TestTheConfigurationFilesBudgetsAreTakenWhenItChanges(t *testing.T) {
 	if got := problems(); got != "" {
 		t.Errorf("problems are %q", got)
 	}
+}
+
+func TestAConfigurationIsTakenOnceWhatItNeedsIsThere(t *testing.T) {
+	t.Parallel()
+	c := kvConfig(t)
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte(strings.Repeat("k", 32)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.KV.Tenants[0].EncryptionKeyFile = key
+	file := filepath.Join(t.TempDir(), "agent.yaml")
+	save(t, file, c)
+	r := runWith(t, c, nodeagent.Options{ConfigFile: file, Load: func() (nodeagent.Config, error) {
+		read := nodeagent.Default()
+		return read, configfile.Load(file, nodeagent.Kind, &read)
+	}})
+	if err := os.Rename(key, key+".aside"); err != nil {
+		t.Fatal(err)
+	}
+	c.KV.Tenants = []nodeagent.KVTenant{c.KV.Tenants[0]}
+	c.KV.Tenants[0].Memory = 3 * units.MiB
+	save(t, file, c)
+	problems := func() string {
+		node, err := r.client.Node(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(node.Problems, "\n")
+	}
+	(&fabric{t: t}).until("the problem", func() bool { return strings.Contains(problems(), key) })
+	if err := os.Rename(key+".aside", key); err != nil {
+		t.Fatal(err)
+	}
+	await(t, r, insecure.NewCredentials(), func(s *report.State) bool {
+		return s.KV().GetRam().GetBudgetBytes() == int64(3*units.MiB)
+	})
+	(&fabric{t: t}).until("no problem", func() bool { return problems() == "" })
 }
 
 func TestTheStateOfTheKVStoreIsToldAndChangedOverTheSocket(t *testing.T) {

@@ -20,7 +20,8 @@ const reloadPeriod = 2 * time.Second
 
 // watchConfig takes the configuration file whenever its content changes.
 // Content, not time: mounted ConfigMaps are swapped links. A file that cannot be
-// read or is invalid leaves the one before in place, and is a problem of the node.
+// read or is invalid leaves the one before in place, and is a problem of the node; it
+// is tried again until it is taken.
 func (a *Agent) watchConfig(ctx context.Context) error {
 	var serving sync.WaitGroup
 	defer serving.Wait()
@@ -39,18 +40,18 @@ func (a *Agent) watchConfig(ctx context.Context) error {
 			a.listenLate(ctx, &serving) // a tenant may come later than the file
 			continue
 		}
-		if err == nil {
+		if a.reload(ctx) && err == nil { // else it is tried again: what it needs may come
 			seen = now
 		}
-		a.reload(ctx)
 		if ctx.Err() == nil {
 			a.listenLate(ctx, &serving)
 		}
 	}
 }
 
-// reload reads the file and takes what can change while running.
-func (a *Agent) reload(ctx context.Context) {
+// reload reads the file and takes what can change while running, and says whether all
+// of it is taken.
+func (a *Agent) reload(ctx context.Context) bool {
 	config, err := a.opts.Load()
 	var changed bool
 	var late []string
@@ -58,19 +59,19 @@ func (a *Agent) reload(ctx context.Context) {
 		changed, late, err = a.apply(ctx, config)
 	}
 	if ctx.Err() != nil {
-		return
+		return false
 	}
 	text := ""
 	switch {
 	case err != nil:
-		text = "the configuration file is not taken, the one before serves: " + err.Error()
+		text = "the configuration file is not taken, or in part, which is tried again; what is missing serves as before: " + err.Error()
 	case len(late) > 0:
 		text = "the configuration file differs in what needs a restart: " + strings.Join(late, ", ")
 	}
 	news := a.setProblem("configuration", text)
 	switch {
 	case err != nil && news:
-		a.log.Error("configuration not taken, the one before serves", slog.String("file", a.opts.ConfigFile), slog.Any("error", err))
+		a.log.Error("configuration not taken, or in part, trying again", slog.String("file", a.opts.ConfigFile), slog.Any("error", err))
 	case err != nil:
 	case len(late) > 0 && news:
 		a.log.Warn("configuration: some changed fields need a restart", slog.Any("fields", late))
@@ -78,6 +79,7 @@ func (a *Agent) reload(ctx context.Context) {
 	if err == nil && changed {
 		a.log.Info("configuration taken", slog.String("file", a.opts.ConfigFile))
 	}
+	return err == nil
 }
 
 // apply takes of a valid configuration what can change while running, which is the

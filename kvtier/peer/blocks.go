@@ -86,7 +86,8 @@ func (b *Blocks) Pin(key block.Key) (*kvtier.Pin, bool) {
 }
 
 // Get gives a block that is here, or that a peer has and that comes sooner than it
-// is computed. Errors are those of kvtier.Namespace. It counts as one hit or miss.
+// is computed. Errors are those of kvtier.Namespace. It counts as one hit or miss,
+// or as both where a block that was here went just then.
 func (b *Blocks) Get(ctx context.Context, key block.Key) (*kvtier.Block, error) {
 	if b.here(key) {
 		if got, err := b.Namespace.Get(ctx, key); !errors.Is(err, kvtier.ErrMiss) {

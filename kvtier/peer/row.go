@@ -17,7 +17,7 @@ func inBatches[T any](ctx context.Context, row <-chan T, joins func(batch []T, n
 			l = nil
 		}
 	}
-	defer func() { hangUp() }()
+	defer hangUp()
 	idle := time.NewTimer(idleAfter)
 	defer idle.Stop()
 	var next []T // was taken from the row and does not go with those before it
