@@ -145,6 +145,9 @@ func (k *kvSpace) addClaim(ctx context.Context, r kvtier.Reservation) error {
 		return err
 	}
 	defer done()
+	if !k.reserves(r.Claim) {
+		return errReleased
+	}
 	served, err := k.serve(ctx, k.settings().claimSpec(r), false)
 	if err != nil {
 		return err
@@ -161,6 +164,14 @@ func (k *kvSpace) addClaim(ctx context.Context, r kvtier.Reservation) error {
 	}
 	k.listen(served, l)
 	return nil
+}
+
+// errReleased says that a claim has no space any more.
+var errReleased = errors.New("the claim was released meanwhile")
+
+// reserves says whether a claim has space.
+func (k *kvSpace) reserves(claim string) bool {
+	return slices.ContainsFunc(k.Reservations(), func(r kvtier.Reservation) bool { return r.Claim == claim })
 }
 
 // addTenant serves the blocks of a tenant of the configuration.

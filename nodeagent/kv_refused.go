@@ -223,6 +223,8 @@ func (k *kvSpace) orRefuse(ctx context.Context, kind, name string, open func() e
 	k.mu.Unlock()
 	switch err := open(); {
 	case err != nil && ctx.Err() != nil:
+	case errors.Is(err, errReleased):
+		k.unrefuse(kind, name)
 	case err != nil:
 		k.refuse(kind, name, err)
 	default:

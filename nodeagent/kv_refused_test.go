@@ -248,3 +248,22 @@ func TestARefusedTenantThatGoesIsOneThatIsLeft(t *testing.T) {
 		t.Errorf("its blocks are there still: %v, %q", err, k.told())
 	}
 }
+
+func TestAClaimThatIsReleasedWhileItIsTriedAgainIsNotServed(t *testing.T) {
+	t.Parallel()
+	k := openedKV(t, newKV(t), plenty)
+	r := kvtier.Reservation{Claim: "one", Namespace: "n", Memory: units.MiB, NVMe: 40 * units.MiB}
+	if _, err := k.Reserve(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	k.refuse(kvtier.TenantClaim, r.Claim, errors.New("a fault"))
+	before := k.Reservations()
+	if err := k.Release(t.Context(), r.Claim); err != nil {
+		t.Fatal(err)
+	}
+	k.refuse(kvtier.TenantClaim, r.Claim, errors.New("a fault")) // by one that began before
+	k.orRefuse(t.Context(), kvtier.TenantClaim, r.Claim, func() error { return k.addClaim(t.Context(), before[0]) })
+	if n := k.refusedTenants()[kvtier.TenantClaim]; n != 0 || len(k.list()) != 0 || len(k.cache.Tenants()) != 0 {
+		t.Errorf("of a claim that is gone %d are refused, %d served, %d in the store", n, len(k.list()), len(k.cache.Tenants()))
+	}
+}
