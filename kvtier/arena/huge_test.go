@@ -55,7 +55,7 @@ func TestSlotsHaveHugePagesWhereTheKernelMakesThemOnRequest(t *testing.T) {
 		}
 		a.Free(slot)
 	}
-	if a.enlarge != nil && bytes == 0 {
+	if a.enlarge != nil && bytes == 0 && enlarges() { // and has some still
 		t.Error("the kernel makes huge pages on request, and no slot has one")
 	}
 	if err := a.Close(); err != nil {
