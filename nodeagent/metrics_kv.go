@@ -21,7 +21,7 @@ var (
 	descKVLookups  = desc("kv_lookups_total", "Questions whether a block is there: hit, miss, or gated where its load would take longer than to compute it.", "tenant", "result")
 	descKVPuts     = desc("kv_puts_total", "Blocks to be stored: stored, same where the bytes were there. Those of the stored that took the place of others are replaced, too.", "tenant", "result")
 	descKVPutBytes = desc("kv_put_bytes_total", "Bytes of blocks stored.", "tenant")
-	descKVDropped  = desc("kv_dropped_total", "Blocks not kept: full (no RAM), large (for the tenant's RAM), wear (of drives), drive (failed), queue (too much waits to be written).", "tenant", "reason")
+	descKVDropped  = desc("kv_dropped_total", "Blocks not kept: full (no RAM), large (over 64 MiB, or for the tenant's RAM or NVMe), wear (of drives), drive (failed), queue (too much waits to be written).", "tenant", "reason")
 	descKVWasted   = desc("kv_wasted_total", "Blocks stored in vain: that left RAM, or the drives, and were never read there.", "tenant", "tier")
 	descKVEvicted  = desc("kv_evicted_total", "Blocks that left RAM: gone, or demoted where a drive has them.", "tenant", "to")
 	descKVDeleted  = desc("kv_deleted_total", "Blocks that clients or people deleted.", "tenant")
