@@ -186,6 +186,9 @@ func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
 		return err
 	}
 	password, err := t.password()
+	if err == nil {
+		err = k.unique(t, password)
+	}
 	if err != nil {
 		return err
 	}
@@ -206,11 +209,11 @@ func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
 		k.listen(served, l)
 	}
 	k.mu.Lock()
-	served.password = password
-	if err = k.renewCredentialsLocked(); err != nil {
-		served.password = "" // or nobody's could be changed any more
-	} else if t.Anonymous {
-		k.open = served
+	if err = k.freeLocked(t, password); err == nil {
+		if served.password = password; t.Anonymous {
+			k.open = served
+		}
+		k.renewCredentialsLocked()
 	}
 	k.mu.Unlock()
 	if err != nil {
@@ -219,18 +222,18 @@ func (k *kvSpace) addTenant(ctx context.Context, t KVTenant) error {
 	return nil
 }
 
-// renewCredentialsLocked makes the passwords those of the tenants that are served.
-func (k *kvSpace) renewCredentialsLocked() error {
+// renewCredentialsLocked makes the passwords those of the tenants that are served,
+// each of which has its own.
+func (k *kvSpace) renewCredentialsLocked() {
 	creds := &resp.Credentials{}
 	for _, name := range slices.Sorted(maps.Keys(k.served)) {
 		if served := k.served[name]; served.password != "" {
 			if err := creds.Add(served.resp, served.password); err != nil {
-				return err
+				k.log.Error("a KV tenant has no password", slog.String("tenant", served.tenant.Name()), slog.Any("error", err))
 			}
 		}
 	}
 	k.creds = creds
-	return nil
 }
 
 // authenticate finds the tenant of a password among those of now.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -134,6 +135,7 @@ func TestAPasswordIsTakenWhenItsFileChangesAndStandsWhileThatIsBad(t *testing.T)
 	file := filepath.Join(t.TempDir(), "password")
 	write := func(text string) {
 		t.Helper()
+		_ = os.Remove(file) // it may be a pipe
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -163,9 +165,10 @@ func TestAPasswordIsTakenWhenItsFileChangesAndStandsWhileThatIsBad(t *testing.T)
 		t.Errorf("problems are %q", got)
 	}
 	for what, spoil := range map[string]func(){
-		"it is empty":                          func() { write("\n") },
-		"another tenant has the same password": func() { write("taken\n") },
-		"no such file":                         func() { _ = os.Remove(file) },
+		"it is empty": func() { write("\n") },
+		"the same password as that of KV tenant other": func() { write("taken\n") },
+		"no regular file": func() { _ = errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o600)) },
+		"no such file":    func() { _ = os.Remove(file) },
 	} {
 		spoil()
 		k.lookAtCredentials()
@@ -227,5 +230,135 @@ func TestATenantWithThePasswordOfAnotherCostsNobodyElseTheirs(t *testing.T) {
 	talk(t, address).says("AUTH first", "+OK")
 	if _, err := os.Stat(two.Socket); err != nil || len(k.told()) != 0 {
 		t.Errorf("with a password of its own: %v, %q", err, k.told())
+	}
+}
+
+// passwords has tenants a, b and c, each with a password of its name, and gives what
+// writes their files and what says who is asked for with a password.
+func passwords(t *testing.T) (k *kvSpace, write func(name, text string), whose func(password string) string) {
+	t.Helper()
+	c, dir := newKV(t), t.TempDir()
+	write = func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		write(name, "of "+name)
+		c.Tenants = append(c.Tenants, KVTenant{Name: name, Memory: units.MiB, CredentialFile: filepath.Join(dir, name)})
+	}
+	k = openedKV(t, c, plenty)
+	return k, write, func(password string) string {
+		tenant, ok := k.authenticate(nil, []byte(password))
+		if !ok {
+			return "nobody"
+		}
+		return tenant.Name()
+	}
+}
+
+func TestPasswordsMayChangePlaces(t *testing.T) {
+	t.Parallel()
+	k, write, whose := passwords(t)
+	check := func(when string, want ...string) {
+		t.Helper()
+		for i, password := range []string{"of a", "of b", "of c", "new"} {
+			if got := whose(password); got != want[i] {
+				t.Errorf("%s: %q is the password of %s, want %s", when, password, got, want[i])
+			}
+		}
+	}
+	check("at first", "a", "b", "c", "nobody")
+	write("a", "of b")
+	k.lookAtCredentials()
+	check("with one file written", "a", "b", "c", "nobody")
+	if told := strings.Join(k.told(), "\n"); !strings.Contains(told, "KV tenant a keeps the password of before") || strings.Contains(told, "KV tenant b keeps") {
+		t.Errorf("problems are %q", told)
+	}
+	write("b", "of a")
+	k.lookAtCredentials()
+	check("with both", "b", "a", "c", "nobody")
+	if told := k.told(); len(told) != 0 {
+		t.Errorf("problems stay: %q", told)
+	}
+	// All three at once, one of which has one that is new.
+	write("a", "of c")
+	write("c", "of a")
+	write("b", "new")
+	k.lookAtCredentials()
+	check("in a ring", "c", "nobody", "a", "b")
+}
+
+func TestTwoWhoWantOnePasswordKeepNobodyElseFromTheirs(t *testing.T) {
+	t.Parallel()
+	k, write, whose := passwords(t)
+	write("a", "same")
+	write("b", "same")
+	write("c", "new")
+	k.lookAtCredentials()
+	for password, want := range map[string]string{"same": "nobody", "of a": "a", "of b": "b", "new": "c", "of c": "nobody"} {
+		if got := whose(password); got != want {
+			t.Errorf("%q is the password of %s, want %s", password, got, want)
+		}
+	}
+	told := strings.Join(k.told(), "\n")
+	for _, want := range []string{"KV tenant a keeps the password of before", "KV tenant b keeps the password of before"} {
+		if !strings.Contains(told, want) {
+			t.Errorf("problems are %q, want %q", told, want)
+		}
+	}
+	// What one of them wants may not become another's who comes: nobody could say
+	// whose it is.
+	next := k.settings()
+	next.Tenants = append(slices.Clone(next.Tenants), next.Tenants[0])
+	next.Tenants[3].Name = "d"
+	if _, err := k.take(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	if got := whose("same"); got != "nobody" || k.serves("credential", "d") {
+		t.Errorf("the password that three want is that of %s", got)
+	}
+	write("a", "of a")
+	write("b", "of b")
+	write("c", "of c")
+	next.Tenants = next.Tenants[:3]
+	if _, err := k.take(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	if told := k.told(); len(told) != 0 || whose("of c") != "c" {
+		t.Errorf("problems stay: %q", told)
+	}
+}
+
+func TestAtAStartNobodyHasThePasswordOfTwo(t *testing.T) {
+	t.Parallel()
+	c := newKV(t)
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte("same\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.Tenants = []KVTenant{{Name: "a", Memory: units.MiB, CredentialFile: file}, {Name: "b", Memory: units.MiB, CredentialFile: file}}
+	k := openedKV(t, c, plenty)
+	if tenant, ok := k.authenticate(nil, []byte("same")); ok {
+		t.Errorf("the password of two is that of %s", tenant.Name())
+	}
+	if n := k.refusedTenants()["credential"]; n != 2 {
+		t.Errorf("%d tenants are refused, want both", n)
+	}
+	own := filepath.Join(t.TempDir(), "own")
+	if err := os.WriteFile(own, []byte("own\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next := c
+	next.Tenants = slices.Clone(c.Tenants)
+	next.Tenants[1].CredentialFile = own
+	if late, err := k.take(t.Context(), next); err != nil || len(late) > 0 {
+		t.Fatal(late, err)
+	}
+	for password, want := range map[string]string{"same": "a", "own": "b"} {
+		if tenant, ok := k.authenticate(nil, []byte(password)); !ok || tenant.Name() != want {
+			t.Errorf("%s: is not the password of %s", password, want)
+		}
 	}
 }

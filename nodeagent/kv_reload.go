@@ -61,8 +61,8 @@ func (k *kvSpace) take(ctx context.Context, want KV) (late []string, err error) 
 			_, e = k.cache.AddTenant(ctx, spec)
 		}
 		err = errors.Join(err, e)
-		k.lookAtCredential(t)
 	}
+	k.lookAtCredentials()
 	for _, t := range added {
 		k.orRefuse(ctx, kvtier.TenantCredential, t.Name, func() error { return k.addTenant(ctx, t) })
 	}
@@ -183,10 +183,10 @@ func (k *kvSpace) detach(ctx context.Context, name string) error {
 	k.forget(key)
 	k.peering.leave(served.tenant)
 	k.mu.Lock()
-	err := k.renewCredentialsLocked()
+	k.renewCredentialsLocked()
 	k.mu.Unlock()
 	served.resp.End() // no new one can become its client
 	k.log.Info("a KV tenant is served no more, its blocks stay on the drives", slog.String("tenant", name),
 		slog.String("nvme", units.Bytes(served.tenant.Stats().NVMe.Used).Human()))
-	return errors.Join(err, k.cache.DetachTenant(ctx, kvtier.TenantCredential, name))
+	return k.cache.DetachTenant(ctx, kvtier.TenantCredential, name)
 }

@@ -126,6 +126,9 @@ func (d *drive) takeFree() (*segment, error) {
 func (d *drive) create(number uint32) (s *segment, err error) {
 	l := d.log
 	path := filepath.Join(d.dir, fileName(number))
+	if err := d.there(); err != nil {
+		return nil, fmt.Errorf("make segment: %w", err)
+	}
 	f, err := l.fs.OpenFile(path, d.openFlags()|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("make segment: %w", err)

@@ -109,9 +109,26 @@ func readFiles(fsys durable.FS, dir string) (numbers []uint32, known bool, err e
 	return numbers, err == nil, err
 }
 
+// errElsewhere says that a drive's path leads to another directory than it did: to
+// what lay below a file system that was unmounted, or into one that was mounted.
+// Files that were made there would be missed where the drive's others are.
+var errElsewhere = errors.New("another directory is there than when the drive was opened, mount its file system again")
+
+// there says whether the drive's path leads where it did.
+func (d *drive) there() error {
+	now, err := d.log.fs.Stat(d.dir)
+	if err == nil && !durable.SameFile(now, d.at) {
+		err = fmt.Errorf("%s: %w", d.dir, errElsewhere)
+	}
+	return err
+}
+
 // writeFiles makes the list say what the drive has. With the turn, or before anybody
 // has the log.
 func (d *drive) writeFiles() error {
+	if err := d.there(); err != nil {
+		return err
+	}
 	numbers := make([]uint32, 0, len(d.files))
 	for n := range d.files {
 		numbers = append(numbers, n)
@@ -136,6 +153,9 @@ func (d *drive) enlist(s *segment) error {
 // A file system that is full has the file's own room for the list.
 func (d *drive) unlink(s *segment) error {
 	l := d.log
+	if err := d.there(); err != nil {
+		return err
+	}
 	if filepath.Ext(s.path) != outSuffix {
 		out := filepath.Join(d.dir, outName(s.number))
 		if err := l.fs.Rename(s.path, out); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -158,7 +158,10 @@ func (l *Log) commit() error {
 // drive give up what it can make anew: free segments, then the oldest.
 func (l *Log) note(d *drive, m membership) error {
 	for {
-		err := writeMembership(l.fs, d.dir, m)
+		err := d.there()
+		if err == nil {
+			err = writeMembership(l.fs, d.dir, m)
+		}
 		if !outOfRoom(err) || !l.starting {
 			return err
 		}

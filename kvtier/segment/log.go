@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"slices"
 	"sync"
@@ -59,6 +60,7 @@ type drive struct {
 	log    *Log
 	number uint32
 	dir    string
+	at     fs.FileInfo // what dir was when it was opened
 	direct bool
 	turn   chan struct{}
 	depth  chan struct{} // reads under way

@@ -112,6 +112,9 @@ func (d *drive) look(window []byte) (v look, err error) {
 	if err := durable.MkdirAllSynced(fsys, d.dir, 0o700); err != nil {
 		return v, err
 	}
+	if d.at, err = fsys.Stat(d.dir); err != nil {
+		return v, err
+	}
 	if v.member, v.known, err = readMembership(fsys, d.dir); err != nil {
 		return v, err
 	}
