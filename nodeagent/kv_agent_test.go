@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/credentials/insecure"
@@ -258,4 +259,21 @@ func TestTheFirstTenantWithAPasswordIsServedWithoutARestart(t *testing.T) {
 	if err != nil || len(kv.Tenants) != 2 || kv.Tenants[0].Name != "batch" || kv.Tenants[0].Blocks != 1 || kv.RESP.Address != r.Listeners()["resp"] {
 		t.Errorf("the state is %+v: %v", kv.Tenants, err)
 	}
+}
+
+func TestAConfigurationThatCameFromAPipeIsReadAtTheStartAlone(t *testing.T) {
+	t.Parallel()
+	c := kvConfig(t)
+	pipe := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := runWith(t, c, nodeagent.Options{ConfigFile: pipe, Load: func() (nodeagent.Config, error) {
+		_, err := os.ReadFile(pipe) // waits for ever
+		return c, err
+	}})
+	(&fabric{t: t}).until("the problem", func() bool {
+		node, err := r.client.Node(t.Context())
+		return err == nil && strings.Contains(strings.Join(node.Problems, "\n"), "the configuration file is not read again")
+	})
 }

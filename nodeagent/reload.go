@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"reflect"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/hearth-dev/hearth/configfile"
+	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/identity"
 )
 
@@ -21,7 +22,7 @@ const reloadPeriod = 2 * time.Second
 // watchConfig takes the configuration file whenever its content changes.
 // Content, not time: mounted ConfigMaps are swapped links. A file that cannot be
 // read or is invalid leaves the one before in place, and is a problem of the node; it
-// is tried again until it is taken.
+// is tried again until it is taken. One that is a pipe was read at the start alone.
 func (a *Agent) watchConfig(ctx context.Context) error {
 	var serving sync.WaitGroup
 	defer serving.Wait()
@@ -34,7 +35,12 @@ func (a *Agent) watchConfig(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 		}
-		data, err := os.ReadFile(a.opts.ConfigFile)
+		data, err := durable.ReadRegular(durable.OS, a.opts.ConfigFile, configfile.MaxSize)
+		if errors.Is(err, durable.ErrIrregular) { // to read a pipe again would wait for ever
+			a.setProblem("configuration", "the configuration file is not read again: "+err.Error())
+			a.listenLate(ctx, &serving)
+			continue
+		}
 		now := sha256.Sum256(data)
 		if err == nil && now == seen {
 			a.listenLate(ctx, &serving) // a tenant may come later than the file

@@ -3,11 +3,14 @@ package router
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"reflect"
 	"time"
+
+	"github.com/hearth-dev/hearth/configfile"
+	"github.com/hearth-dev/hearth/durable"
 )
 
 // reloadPeriod is how often the configuration file's content is looked at.
@@ -26,21 +29,27 @@ func (r *Router) watchConfig(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 		}
-		if now := hashFile(r.options.ConfigFile); now != seen {
+		if now := hashFile(r.options.ConfigFile); now != seen && now != irregular {
 			seen = now
 			r.reload()
 		}
 	}
 }
 
-// hashFile is the zero hash for a file that cannot be read.
+// hashFile is the zero hash for a file that cannot be read, and irregular's for what
+// is none: to read a pipe again would wait for ever.
 func hashFile(path string) (sum [sha256.Size]byte) {
-	data, err := os.ReadFile(path)
-	if err != nil {
+	data, err := durable.ReadRegular(durable.OS, path, configfile.MaxSize)
+	switch {
+	case errors.Is(err, durable.ErrIrregular):
+		return irregular
+	case err != nil:
 		return sum
 	}
 	return sha256.Sum256(data)
 }
+
+var irregular = sha256.Sum256([]byte("no regular file"))
 
 // reload reads the file and takes what can change while running.
 func (r *Router) reload() {
