@@ -12,6 +12,10 @@
 // another needs it. On top come the kernel's own records of these pages, about
 // half a percent.
 //
+// Blocks of 2 MiB and more that fill them have huge pages. Slots of less share one
+// where all of it is resident, which a goroutine sees to that is there while there
+// is something to do; meanwhile the process has 2 MiB more.
+//
 // A memfd has no name and ends with its process: nothing of it is found again
 // after a restart, and nothing is left behind.
 package arena
@@ -69,6 +73,9 @@ type Arena struct {
 	// without being asked. After it failed, pause counts the slots that go without.
 	enlarge func(p []byte) bool
 	pause   atomic.Int64
+	// gather makes a huge page of plain ones that are all resident, nil where the
+	// kernel does not.
+	gather func(p []byte) error
 	// classes are first those of plain pages, then those of huge ones.
 	classes []*class
 
@@ -80,6 +87,12 @@ type Arena struct {
 	changed sync.Cond
 	waiting int
 	closed  bool
+
+	// Spans that wait to be gathered; inHand is the one that is just now.
+	asked     []asked
+	gathering bool // whether gatherAll runs
+	inHand    *span
+	passes    int // how many asks are to be passed over
 
 	// Bytes. used + freed + returning are resident at most, and are within the
 	// capacity unless that was made smaller; used + reserved are promised.
@@ -97,16 +110,23 @@ func New(opts Options) (*Arena, error) {
 		log = slog.Default()
 	}
 	huge := grantsHugePages(hugePageSettings)
-	onRequest := !huge && enlarges()
+	request := enlarges()
+	onRequest := !huge && request
 	if !huge && !onRequest {
 		log.Info("memory for blocks has normal pages: huge ones would make it faster",
 			slog.String("set", hugePageSettings+"/shmem_enabled"), slog.String("to", "advise"))
 	}
 	a, err := newArena(opts.Capacity, log, int64(os.Getpagesize()), huge || onRequest)
-	if err == nil && onRequest {
+	if err != nil {
+		return nil, err
+	}
+	if onRequest {
 		a.enlarge = enlarge
 	}
-	return a, err
+	if request {
+		a.gatherWith(gather)
+	}
+	return a, nil
 }
 
 func newArena(capacity int64, log *slog.Logger, page int64, huge bool) (*Arena, error) {
@@ -173,7 +193,9 @@ func (a *Arena) Capacity() int64 {
 // Alloc gives a slot for a block of n bytes, 1 to MaxSize. It is ErrFull exactly
 // where the costs of the slots in use and this one exceed the capacity (or where
 // the addresses of a class are used up: 128 Mi slots, 16 TiB). It waits for
-// nothing but system calls that give memory back.
+// nothing but system calls that give memory back and, for some 10 ms at most, drives
+// that read or write beside what is to go back; it is another error where they take
+// longer.
 //
 // What Bytes holds is undefined and may be of a former block: the caller
 // overwrites all n bytes before anybody reads them. Those behind, up to the
@@ -327,28 +349,61 @@ func (a *Arena) reclaimLocked(size int64) error {
 			richest = c
 		}
 	}
-	place, has, ok := richest.takeRichest()
-	if !ok {
-		return fmt.Errorf("take memory back: %d bytes are free and no slot has them", a.freed)
+	var held []freeSlot
+	defer func() {
+		for _, h := range held {
+			a.returning -= h.has * richest.unit
+			a.freed += h.has * richest.unit
+			richest.put(h.place, h.has)
+		}
+	}()
+	for {
+		place, has, ok := richest.takeRichest()
+		if !ok && len(held) > 0 {
+			return fmt.Errorf("take memory back: %w", errHeld)
+		}
+		if !ok {
+			return fmt.Errorf("take memory back: %d bytes are free and no slot has them", a.freed)
+		}
+		some := min(has, roundUp(max(size, minReclaim), richest.unit)/richest.unit)
+		a.freed -= has * richest.unit
+		a.returning += has * richest.unit
+		err := a.punchLocked(richest, place, has-some, has)
+		if errors.Is(err, errHeld) {
+			// It is free again after others were tried.
+			held = append(held, freeSlot{place, has})
+			if len(held) < heldSlots {
+				continue
+			}
+			return err
+		}
+		a.returning -= has * richest.unit
+		if err == nil {
+			has -= some
+		}
+		a.freed += has * richest.unit
+		richest.put(place, has)
+		return err
 	}
-	some := min(has, roundUp(max(size, minReclaim), richest.unit)/richest.unit)
-	a.freed -= has * richest.unit
-	a.returning += has * richest.unit
-	err := a.punchLocked(richest, place, has-some, has)
-	a.returning -= has * richest.unit
-	if err == nil {
-		has -= some
-	}
-	a.freed += has * richest.unit
-	richest.put(place, has)
-	return err
+}
+
+// freeSlot is a slot and the units that it holds.
+type freeSlot struct {
+	place uint32
+	has   int64
 }
 
 // punchLocked gives the units from up to to of a slot that nobody else has back
-// to the kernel. It lets go of the lock meanwhile.
+// to the kernel, which the slot holds no longer then. It lets go of the lock
+// meanwhile.
 func (a *Arena) punchLocked(c *class, place uint32, from, to int64) error {
+	c.hold(place, uint32(from))
+	punch := a.memory.punch
+	if a.partLocked(c, place) {
+		punch = a.memory.punchLarge
+	}
 	a.mu.Unlock()
-	err := a.memory.punch(c.offset(place)+from*c.unit, (to-from)*c.unit)
+	err := punch(c.offset(place)+from*c.unit, (to-from)*c.unit)
 	a.mu.Lock()
 	a.wakeLocked()
 	if err != nil {
@@ -393,8 +448,9 @@ func (a *Arena) Free(slot Slot) {
 }
 
 // SetCapacity changes the bound. Where less is allowed than is resident, it gives
-// back what free slots hold before it returns, and the rest goes as slots are
-// freed; until then every Alloc is ErrFull. A negative capacity is 0.
+// back what free slots hold before it returns, but for what drives read or write
+// beside, and the rest goes as slots are freed; until then every Alloc is ErrFull.
+// A negative capacity is 0.
 func (a *Arena) SetCapacity(capacity int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -439,6 +495,11 @@ func (a *Arena) Close() error {
 		return fmt.Errorf("close memory for blocks: %w: %d bytes", ErrInUse, a.used+a.reserved+a.returning)
 	}
 	a.closed = true
+	for a.gathering {
+		a.waiting++
+		a.changed.Wait()
+		a.waiting--
+	}
 	a.freed = 0
 	var errs []error
 	for _, c := range a.classes {

@@ -12,7 +12,8 @@ const (
 	minShift       = 12
 	maxShift       = 26
 	classesOfAKind = maxShift - minShift + 1
-	hugePage       = 2 << 20
+	hugeShift      = 21
+	hugePage       = 1 << hugeShift
 )
 
 // Bounds of a step, in bytes: how much address space a class gets at a time.
@@ -28,6 +29,8 @@ type class struct {
 	unit   int64 // bytes: what memory comes and goes in
 	// perStep is a power of two.
 	stepShift uint
+	// ask is told, with the lock, of a span of which all is resident, nil: of none.
+	ask func(s *step, at uint32)
 
 	// steps are the slots that have addresses; read without the lock, replaced
 	// by a longer list with it.
@@ -50,6 +53,9 @@ type step struct {
 	// state is what each slot holds: inUse and units.
 	state []atomic.Uint32
 	next  []uint32 // the next in the list of free slots, plus one
+	// spans are none where slots share no huge page.
+	spans []span
+	full  uint32 // units of a span of which all is resident
 }
 
 const inUse = 1 << 31
@@ -117,8 +123,8 @@ func (c *class) takeRichest() (place uint32, has int64, ok bool) {
 
 // put makes a slot that nobody has free.
 func (c *class) put(place uint32, has int64) {
+	c.hold(place, uint32(has))
 	s, at := c.step(place)
-	s.state[at].Store(uint32(has))
 	s.next[at] = c.heads[has]
 	c.heads[has] = place + 1
 	c.lists[has/64] |= 1 << (has % 64)
@@ -139,8 +145,7 @@ func (c *class) pop(list int64) uint32 {
 
 // use says that a slot is in use.
 func (c *class) use(place uint32, units int64) {
-	s, at := c.step(place)
-	s.state[at].Store(inUse | uint32(units))
+	c.hold(place, inUse|uint32(units))
 }
 
 // release says that a slot is used no longer, and what it holds.
@@ -150,8 +155,21 @@ func (c *class) release(place uint32) int64 {
 	if !used {
 		panic(fmt.Errorf("slot %d of class %d is freed and was not in use", place, c.number))
 	}
-	s.state[at].Store(uint32(units))
+	c.hold(place, uint32(units))
 	return units
+}
+
+// hold says what a slot holds from now on, and counts that of its span.
+func (c *class) hold(place, state uint32) {
+	s, at := c.step(place)
+	had := s.state[at].Swap(state) &^ inUse
+	p := c.span(s, at)
+	if p == nil {
+		return
+	}
+	if p.units += state&^inUse - had; p.units == s.full {
+		c.ask(s, at>>c.spanShift())
+	}
 }
 
 // above finds the first list from units on that is not empty.
@@ -197,7 +215,11 @@ func (c *class) nextStep(m *memory) (*step, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &step{bytes: data, whole: whole, state: make([]atomic.Uint32, count), next: make([]uint32, count)}, nil
+	s := &step{bytes: data, whole: whole, state: make([]atomic.Uint32, count), next: make([]uint32, count)}
+	if c.gathers() && before(data) == 0 {
+		s.spans, s.full = make([]span, count>>c.spanShift()), uint32(hugePage/c.unit)
+	}
+	return s, nil
 }
 
 // add makes the slots of a step usable.

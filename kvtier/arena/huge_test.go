@@ -14,6 +14,18 @@ import (
 // ofHugePages is how many bytes of huge pages the kernel has mapped where p is.
 func ofHugePages(t *testing.T, p []byte) (bytes int64) {
 	t.Helper()
+	for _, line := range smapsOf(t, p, "ShmemPmdMapped:") {
+		var kib int64
+		if n, _ := fmt.Sscanf(line, "ShmemPmdMapped: %d kB", &kib); n == 1 {
+			bytes += kib << 10
+		}
+	}
+	return bytes
+}
+
+// smapsOf gives the lines that begin so, of what the kernel tells of the mapping of p.
+func smapsOf(t *testing.T, p []byte, prefix string) (lines []string) {
+	t.Helper()
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		t.Fatal(err)
@@ -21,14 +33,13 @@ func ofHugePages(t *testing.T, p []byte) (bytes int64) {
 	at, in := uint64(reflect.ValueOf(p).Pointer()), false
 	for line := range strings.Lines(string(smaps)) {
 		var from, to uint64
-		var kib int64
 		if n, _ := fmt.Sscanf(line, "%x-%x ", &from, &to); n == 2 {
 			in = from <= at && at < to
-		} else if n, _ := fmt.Sscanf(line, "ShmemPmdMapped: %d kB", &kib); n == 1 && in {
-			bytes += kib << 10
+		} else if in && strings.HasPrefix(line, prefix) {
+			lines = append(lines, line)
 		}
 	}
-	return bytes
+	return lines
 }
 
 func TestSlotsHaveHugePagesWhereTheKernelMakesThemOnRequest(t *testing.T) {

@@ -40,13 +40,13 @@ func newMemory(classes int) (*memory, error) {
 }
 
 // mapped gives addresses of a range of the file: bytes, which lie within whole,
-// which unmap takes. Those of huge pages begin at one, in memory as in the file:
-// else the kernel has none there.
+// which unmap takes. They begin at a huge page, in memory as in the file: else the
+// kernel has none there. It has some by itself where huge says so.
 func (m *memory) mapped(off, size int64, huge bool) (bytes, whole []byte, err error) {
-	if whole, err = m.mmap(off, size, huge); err != nil {
+	if whole, err = m.mmap(off, size); err != nil {
 		return nil, nil, err
 	}
-	if bytes = whole[:size:size]; huge && before(whole) > 0 {
+	if bytes = whole[:size:size]; before(whole) > 0 {
 		if bytes, whole, err = m.aligned(off, size, whole); err != nil {
 			return nil, nil, err
 		}
@@ -68,10 +68,8 @@ func (m *memory) mapped(off, size int64, huge bool) (bytes, whole []byte, err er
 	return bytes, whole, nil
 }
 
-func (m *memory) mmap(off, size int64, huge bool) ([]byte, error) {
-	if huge {
-		size += hugePage // room to begin later
-	}
+func (m *memory) mmap(off, size int64) ([]byte, error) {
+	size += hugePage // room to begin later
 	data, err := unix.Mmap(m.fd, off, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of memfd: %w", size, err)
@@ -89,7 +87,7 @@ func (m *memory) aligned(off, size int64, whole []byte) (_, _ []byte, err error)
 		if err := unmap(whole); err != nil {
 			return nil, nil, err
 		}
-		if whole, err = m.mmap(off-skip, size, true); err != nil {
+		if whole, err = m.mmap(off-skip, size); err != nil {
 			return nil, nil, err
 		}
 		if before(whole) == skip {
@@ -99,7 +97,7 @@ func (m *memory) aligned(off, size int64, whole []byte) (_, _ []byte, err error)
 	if err := unmap(whole); err != nil {
 		return nil, nil, err
 	}
-	if whole, err = m.mmap(off, size, true); err != nil {
+	if whole, err = m.mmap(off, size); err != nil {
 		return nil, nil, err
 	}
 	return whole[:size:size], whole, nil
@@ -138,6 +136,27 @@ func enlarges() bool {
 	return enlarge(p)
 }
 
+// errAdvice says that memory may get huge pages by itself that is not to have some.
+var errAdvice = errors.New("memory of normal pages keeps the advice for huge ones")
+
+// gather has the kernel make a huge page of plain ones that are all there, while
+// others use them, or says why it did not: EAGAIN where a drive reads or writes one,
+// ENOMEM where there is no huge page. No other memory is advised to have huge pages,
+// and this one not for longer: the next to touch it might get more than it is to have.
+func gather(p []byte) error {
+	err := unix.Madvise(p, unix.MADV_HUGEPAGE)
+	if err == nil {
+		err = retry(func() error { return unix.Madvise(p, unix.MADV_COLLAPSE) })
+	}
+	if back := unix.Madvise(p, unix.MADV_NOHUGEPAGE); back != nil {
+		return fmt.Errorf("%w: %w", errAdvice, back)
+	}
+	if err != nil {
+		return fmt.Errorf("gather pages: %w", err)
+	}
+	return nil
+}
+
 func unmap(data []byte) error {
 	if err := unix.Munmap(data); err != nil {
 		return fmt.Errorf("unmap memfd: %w", err)
@@ -154,6 +173,22 @@ func (m *memory) punch(off, size int64) error {
 		return fmt.Errorf("punch hole into memfd: %w", err)
 	}
 	return nil
+}
+
+// absent tells whether the kernel holds nothing of a range.
+func (m *memory) absent(off, size int64) (bool, error) {
+	var next int64
+	err := retry(func() (err error) {
+		next, err = unix.Seek(m.fd, off, unix.SEEK_DATA)
+		return err
+	})
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("find data of memfd: %w", err)
+	}
+	return next >= off+size, nil
 }
 
 // resident is how many bytes the kernel holds for the file.
