@@ -60,7 +60,7 @@ func (t *Tenant) openLog(spec TenantSpec, record tenantRecord) error {
 		AEAD: aead, Log: t.log,
 		Namespaces: func(id block.Namespace) bool { _, ok := t.place(id, known); return ok },
 		Covered:    r.covers, Ended: r.void, Recovered: r.found,
-		Reclaim: t.keep, Moved: t.moved, Dropped: t.dropped, Usable: c.usable, Emptied: t.emptied,
+		Reclaim: t.keep, Moved: t.moved, Dropped: t.dropped, Usable: t.usable, Emptied: t.emptied,
 		Spend: func(n int64) bool { return c.wear.spend(t.id, n) }, Charge: func(n int64) { c.wear.charge(t.id, n) },
 	})
 	if err != nil {

@@ -66,13 +66,27 @@ func (t *Tenant) retryDrives(ctx context.Context) error {
 }
 
 // usable says whether a drive is still the one that was taken at the start: where it
-// is mounted no more, its path is a folder of another.
-func (c *Cache) usable(drive uint32) error {
-	dir := c.drives()[drive]
-	if err := format.Read(c.fs, dir); err != nil {
+// is mounted no more, its path is a folder of another. Below a file system there may
+// be a KV space of before it was: then the tenant's record is another.
+func (t *Tenant) usable(drive uint32) error {
+	dir := t.cache.drives()[drive]
+	if err := format.Read(t.cache.fs, dir); err != nil {
 		return fmt.Errorf("%s is no KV space now: %w", dir, err)
 	}
-	return nil
+	if drive != 0 {
+		return nil
+	}
+	there, err := t.storedRecord()
+	if notExist(err) {
+		return nil // without a record a start believes nothing of it
+	}
+	t.mu.Lock()
+	mine := t.record.Salt
+	t.mu.Unlock()
+	if err == nil && there.Salt != mine {
+		err = fmt.Errorf("%s has another KV space now, mount the file system of before again", dir)
+	}
+	return err
 }
 
 // emptied takes out of the index what a drive had that was given up.

@@ -3,6 +3,7 @@ package kvtier
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -302,4 +303,31 @@ func TestANamespaceThatIsNewWhileATenantCannotBeClearedIsNoOther(t *testing.T) {
 		}
 	}
 	closeCache(t, l.cache)
+}
+
+func TestADriveWithAnotherRecordOfTheTenantIsNotTakenBack(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c := onDrive(t, dir)
+	defer closeCache(t, c)
+	tenant := addTenant(t, c, TenantSpec{Name: "a", Memory: units.MiB, NVMe: 40 * units.MiB}).Tenant()
+	if err := os.WriteFile(filepath.Join(dir, format.Name), []byte(format.Prefix+"1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := tenant.usable(0); err != nil {
+		t.Error(err)
+	}
+	// What lay below the file system before it was mounted.
+	if err := tenant.writeRecord(newRecord(tenant.kind, tenant.name)); err != nil {
+		t.Fatal(err)
+	}
+	if err := tenant.usable(0); err == nil || !strings.Contains(err.Error(), "another KV space") {
+		t.Errorf("another's space is taken: %v", err)
+	}
+	if err := os.Remove(tenant.recordPath()); err != nil {
+		t.Fatal(err)
+	}
+	if err := tenant.usable(0); err != nil {
+		t.Errorf("a space without a record is not taken: %v", err)
+	}
 }

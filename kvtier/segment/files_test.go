@@ -192,3 +192,31 @@ func TestNothingIsWrittenBelowADriveThatIsAway(t *testing.T) {
 		}
 	}
 }
+
+func TestTheOnlyDriveIsTakenBackWhereItsPathLeadsElsewhere(t *testing.T) {
+	t.Parallel()
+	usable := errors.New("another one")
+	c := opened(t, func(o *Options) {
+		o.Bytes = 10 * smallSegment
+		o.Usable = func(uint32) error { return usable }
+	})
+	must(t, fill(0, 40, 0)(c), c.seal(), c.log.TakeBack(t.Context()))
+	const dir, away = "/drive0/blocks", "/drive0/away"
+	must(t, c.fs.Rename(dir, away), c.fs.MkdirAll(dir, 0o700))
+	if err := c.log.TakeBack(t.Context()); !errors.Is(err, usable) {
+		t.Errorf("a drive that is another one: %v", err)
+	}
+	if err := c.end(keyOf(39)); !errors.Is(err, ErrNoDrive) {
+		t.Errorf("a key is ended on no drive: %v", err)
+	}
+	usable = nil
+	must(t, c.log.TakeBack(t.Context()))
+	clear(c.index)
+	clear(c.sure)
+	clear(c.known)
+	clear(c.may)
+	must(t, c.check(), fill(40, 60, 0)(c), c.seal(), c.restart(), c.check())
+	if len(c.index) == 0 || c.log.Stats().Out != 0 {
+		t.Errorf("%d blocks are found, %d drives are given up", len(c.index), c.log.Stats().Out)
+	}
+}

@@ -12,17 +12,21 @@ import (
 
 // TakeBack tries the drives that were given up, each with one small file. One that
 // takes it again lacks tombstones: it is emptied, which Options.Emptied is told, and
-// then takes part in a new generation. An error says what is still wrong with one;
+// then takes part in a new generation. So is one whose path leads elsewhere by now,
+// which is given up for it. An error says what is still wrong with one;
 // where none is given up it does nothing. Who calls it again and again waits longer
 // each time. Errors wrap ErrClosed or ctx's cause where they are one of these.
 func (l *Log) TakeBack(ctx context.Context) error {
-	if l.Stats().Out == 0 {
-		return nil
-	}
 	if err := l.enter(ctx); err != nil {
 		return fmt.Errorf("take drives back: %w", err)
 	}
 	defer give(l.appends)
+	if err := l.leaveAstray(); err != nil {
+		return fmt.Errorf("take drives back: %w", err)
+	}
+	if l.Stats().Out == 0 {
+		return nil
+	}
 	before := l.members()
 	for _, d := range l.drives {
 		if !d.isOut() {
@@ -52,6 +56,23 @@ func (l *Log) TakeBack(ctx context.Context) error {
 		return fmt.Errorf("take drives back: %w", cmp.Or(context.Cause(ctx), err))
 	}
 	return nil
+}
+
+// leaveAstray gives up the drives whose paths lead elsewhere, and has the others
+// note that. With appends.
+func (l *Log) leaveAstray() error {
+	before := l.members()
+	for _, d := range before {
+		if err := d.there(); errors.Is(err, errElsewhere) {
+			l.giveUp(d, err)
+		}
+	}
+	if left := l.members(); len(left) == len(before) || len(left) == 0 {
+		return nil // of none at all nothing is ended until one is back
+	}
+	err := l.recommit(before)
+	l.shareAnew()
+	return err
 }
 
 // Out says of each drive that is given up why it is, or what the last TakeBack met.

@@ -38,12 +38,20 @@ func (l *Log) Delete(ctx context.Context, list []Tombstone) error {
 		}
 	}
 	var drives []*drive
+	takePart := false
 	for _, d := range l.drives {
-		if !d.out && d.holdsLocked() {
+		if d.out {
+			continue
+		}
+		takePart = true
+		if d.holdsLocked() {
 			drives = append(drives, d)
 		}
 	}
 	l.mu.Unlock()
+	if !takePart {
+		return fmt.Errorf("end blocks: %w", l.noDrive())
+	}
 	errs := make([]error, len(drives))
 	var all sync.WaitGroup
 	for i, d := range drives {
