@@ -95,10 +95,20 @@ func (e *Engines) Run(ctx context.Context) error {
 		e.informer.RunWithContext(ctx)
 	}()
 	defer func() { <-done }()
+	// The last pod of the first list may be heard of before the list counts as whole.
+	synced := make(chan struct{})
+	go func() {
+		defer close(synced)
+		cache.WaitForCacheSync(ctx.Done(), e.informer.HasSynced)
+	}()
+	defer func() { <-synced }()
+	first := synced
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-first:
+			first = nil
 		case <-e.changed:
 		case <-e.opts.DevicesChanged:
 		}
