@@ -2,6 +2,7 @@ package kvtier
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -91,6 +92,10 @@ func (t *Tenant) room(size int) (arena.Slot, error) {
 		t.mu.Lock()
 		t.used -= cost
 		t.mu.Unlock()
+		if !errors.Is(err, arena.ErrFull) { // what is evicted would not help
+			t.stats.droppedFull.Add(1)
+			return 0, fmt.Errorf("%w: %w", ErrDropped, err)
+		}
 		if !t.cache.reclaim(t, cost) {
 			break
 		}
