@@ -2,7 +2,9 @@ package resp
 
 import (
 	"context"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/hearth-dev/hearth/kvtier/block"
@@ -84,4 +86,27 @@ func TestASetIsRefusedWhereItsFormerValueMayComeBack(t *testing.T) {
 	other.do("-"+errFormer.Error()+"\r\n", "SET", "key", "value", "GET")
 	other.do("-ERR deleting failed\r\n", "DEL", "key")
 	other.do("$-1\r\n", "GET", "key")
+}
+
+// lines counts what is logged.
+type lines struct{ written atomic.Int64 }
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.written.Add(1)
+	return len(p), nil
+}
+
+func TestADriveThatTakesNoEndsIsNotToldOfAtEachSet(t *testing.T) {
+	t.Parallel()
+	var told lines
+	s := serve(t, Options{Log: slog.New(slog.NewTextHandler(&told, nil))},
+		Access{Tenant: NewTenant(TenantOptions{Name: "t", Blocks: &unwritable{newMemory(1000)}})})
+	c := s.client()
+	const sets = 50
+	for range sets {
+		c.do("+OK\r\n", "SET", "key", "value")
+	}
+	if n := told.written.Load(); n == 0 || n == sets {
+		t.Errorf("%d lines for %d SETs", n, sets)
+	}
 }

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // Options of a Server; zero values stand for what PROTOCOL.md says.
@@ -61,6 +63,7 @@ type Server struct {
 	ids     atomic.Uint64
 	queued  atomic.Int64 // bytes of replies without values that wait for clients which do not read
 	totals  totals
+	former  rate.Sometimes // how often is said that the end of a value cannot be written
 }
 
 // totals are figures of all listeners.
@@ -99,7 +102,7 @@ func New(options Options) *Server {
 	orElse(&options.BodyTimeout, 30*time.Second)
 	orElse(&options.AuthTimeout, 10*time.Second)
 	orElse(&options.Drain, 2*time.Second)
-	return &Server{options: options}
+	return &Server{options: options, former: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 }
 
 func orElse(d *time.Duration, otherwise time.Duration) {

@@ -272,7 +272,9 @@ func (c *conn) drop(s *storing) error {
 	if ctx := c.listening.ctx; ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	c.server.options.Log.Error("a former value may come back after a kill, its end cannot be written", slog.Any("error", err))
+	c.server.former.Do(func() {
+		c.server.options.Log.Error("a former value may come back after a kill, its end cannot be written; said at most every 10 s", slog.Any("error", err))
+	})
 	if !c.native {
 		return errFormer
 	}
