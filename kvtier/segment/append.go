@@ -26,8 +26,9 @@ const (
 	groupScratch = 1 << 20
 	groupBytes   = 8 << 20
 	groupBuffers = 256
-	// copied is the largest payload that is copied to lie with its neighbours.
-	copied = 64 << 10
+	// copied is the largest payload that is copied to lie with its neighbours. Slots
+	// of more have huge pages mostly, and are written faster from where they lie.
+	copied = 32 << 10
 )
 
 // Append writes blocks and says where each lies, 0 where it was not written; then
