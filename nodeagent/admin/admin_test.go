@@ -64,7 +64,7 @@ func newOptions(t *testing.T) (opts Options, good artifact.Ref) {
 	go func() { done <- tracker.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := errors.Join(<-done, <-done, store.Close()); err != nil && !errors.Is(err, context.Canceled) {
+		if err := errors.Join(<-done, <-done, puller.Wait(context.WithoutCancel(t.Context())), store.Close()); err != nil && !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 	})

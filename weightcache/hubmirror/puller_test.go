@@ -117,8 +117,9 @@ func start(t *testing.T, originURL, store string) (url string, stop func()) {
 			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
+			err := p.Wait(context.Background())
 			src.Close()
-			if err := st.Close(); err != nil {
+			if err := errors.Join(err, st.Close()); err != nil {
 				t.Error(err)
 			}
 		})
