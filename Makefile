@@ -18,8 +18,8 @@ race: ## the tests under the race detector, long ones shortened; needs a C compi
 	CGO_ENABLED=1 go test -race -short ./...
 lint: ## go vet and golangci-lint, with the import law
 	scripts/lint
-generate: ## generate the report's Go types from its .proto
-	go tool -modfile=tools/go.mod buf generate
+generate: ## generate the report's Go types from its .proto, and the kernel's programs from their C
+	go tool -modfile=tools/go.mod buf generate && go generate ./nodeagent/netattr/bpf
 bench: build ## measure router, weights and claims; writes docs/bench and README's tables
 	scripts/bench
 bench-peers: build ## measure the router beside nginx, vllm-router and smg; writes docs/bench/peers

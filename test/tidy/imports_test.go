@@ -7,7 +7,7 @@ import (
 )
 
 // leaves import nothing of Hearth and only the standard library and x/sys.
-var leaves = []string{"units", "identity", "durable", "weightcache/artifact", "dradriver/device", "kvtier/block"}
+var leaves = []string{"units", "identity", "durable", "weightcache/artifact", "dradriver/device", "kvtier/block", "nodeagent/netattr/traffic"}
 
 // everyday may be imported anywhere but in leaves.
 var everyday = []string{"units", "identity", "durable"}
@@ -47,6 +47,10 @@ var law = []struct {
 	{"units", nil},
 	{"nodeagent/report", []string{"weightcache/artifact", "dradriver/device"}},
 	{"nodeagent/health", []string{"dradriver/device"}},
+	{"nodeagent/netattr/traffic", nil},
+	{"nodeagent/netattr/", []string{"nodeagent/netattr/traffic"}},
+	{"nodeagent/netattr", []string{"nodeagent/netattr/..."}},
+	{"nodeagent/scaleout", []string{"nodeagent/netattr", "nodeagent/netattr/traffic"}},
 	{"nodeagent/", []string{"nodeagent/*", "weightcache/...", "dradriver/...", "kvtier/..."}},
 	{"nodeagent", []string{"nodeagent/...", "weightcache/...", "dradriver/...", "kvtier/...", "api/...", "configfile"}},
 	{"router/pick", []string{"weightcache/artifact"}},
@@ -115,6 +119,7 @@ var fences = []struct {
 	{module + "/cmd", "nothing builds on the command line", []string{"cmd/...", "test/..."}},
 	{module + "/test", "tests are imported by tests and by hearth up and bench", []string{"cmd/...", "test/..."}},
 	{"github.com/goccy/go-yaml", "one strict reader of configuration", []string{"configfile", "nodeagent/health", "cmd/...", "test/..."}},
+	{"github.com/cilium/ebpf", "one room speaks to the kernel's programs", []string{"nodeagent/netattr/bpf", "cmd/...", "test/..."}},
 	{"github.com/spf13/cobra", "only cmd has commands", []string{"cmd/...", "test/..."}},
 	{"unsafe", "no room here needs it", nil},
 }

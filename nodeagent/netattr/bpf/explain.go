@@ -1,0 +1,108 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+)
+
+// explain gives a refusal its cause, as far as the system tells, in place of the
+// advice about memory limits that the library adds to each.
+func explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	if why := cause(err, readFile); why != "" {
+		return refusal{why: why, err: err}
+	}
+	return err
+}
+
+// refusal is an error with a cause in front.
+type refusal struct {
+	why string
+	err error
+}
+
+// Error gives the cause and what the kernel said, in one line.
+func (r refusal) Error() string {
+	text, _, _ := strings.Cut(r.err.Error(), "\n")
+	return fmt.Sprintf("%s (%s)", r.why, strings.Replace(text, " (MEMLOCK may be too low, consider rlimit.RemoveMemlock)", "", 1))
+}
+
+// Unwrap gives what the kernel said.
+func (r refusal) Unwrap() error { return r.err }
+
+func readFile(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+// Capabilities of capabilities(7).
+var capabilities = []struct {
+	name string
+	bit  uint
+}{{"BPF", unix.CAP_BPF}, {"PERFMON", unix.CAP_PERFMON}}
+
+func cause(err error, read func(path string) string) string {
+	switch {
+	case errors.As(err, new(refusal)):
+		return ""
+	case errors.Is(err, btf.ErrNotFound), errors.Is(err, btf.ErrNotSupported), errors.Is(err, btf.ErrNoExtendedInfo):
+		return "the kernel does not describe its types (BTF) as this program needs them: Linux 5.15 or newer with CONFIG_DEBUG_INFO_BTF is wanted"
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return "this kernel is too old: Linux 5.15 or newer is wanted"
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		if _, refused := errors.AsType[*ebpf.VerifierError](err); refused {
+			return "the kernel refused the program"
+		}
+		return forbidden(read)
+	case errors.Is(err, unix.ENOMEM):
+		return "the kernel has no memory for it: see net.core.optmem_max where sockets are marked"
+	}
+	if _, refused := errors.AsType[*ebpf.VerifierError](err); refused {
+		return "the kernel refused the program"
+	}
+	return ""
+}
+
+// forbidden says what is missing for a call that was refused with EPERM.
+func forbidden(read func(path string) string) string {
+	missing := []string{}
+	if have, ok := effective(read("/proc/self/status")); ok && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
+		for _, c := range capabilities {
+			if have&(1<<c.bit) == 0 {
+				missing = append(missing, c.name)
+			}
+		}
+	}
+	switch {
+	case len(missing) > 0:
+		return "the agent lacks the capabilities " + strings.Join(missing, " and ") + ": add them to its container's securityContext"
+	case strings.Contains(read("/sys/kernel/security/lockdown"), "[confidentiality]"):
+		return "the kernel is locked down (lockdown=confidentiality)"
+	case strings.Contains(read("/sys/kernel/security/lockdown"), "[integrity]"):
+		return "the kernel refuses it; it is locked down (lockdown=integrity), and a security module may be in the way"
+	}
+	return "the kernel refuses it though the capabilities are there: a security module or the container's seccomp profile is in the way"
+}
+
+// effective reads CapEff of a process's status.
+func effective(status string) (caps uint64, ok bool) {
+	for line := range strings.Lines(status) {
+		if text, found := strings.CutPrefix(line, "CapEff:"); found {
+			caps, err := strconv.ParseUint(strings.TrimSpace(text), 16, 64)
+			return caps, err == nil
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,192 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
+)
+
+// Limits of the tables in the kernel.
+const (
+	MaxPorts  = 4096
+	MaxRanges = 4096
+	// MaxKeys is how many keys counts have; what comes past it is counted without
+	// its cgroup and flight.
+	MaxKeys = 16384
+)
+
+// Folded is the cgroup of counts whose cgroup is gone.
+const Folded = ^uint64(0)
+
+// Key is what counts are kept by.
+type Key struct {
+	Cgroup    uint64 // inode of the cgroup's directory; 0: not known
+	Flight    uint32 // pull that marked the connection; 0: none
+	Class     traffic.Class
+	Locality  traffic.Locality
+	Transport traffic.Transport
+}
+
+func (k Key) kernel() netattrKey {
+	return netattrKey{Cgroup: k.Cgroup, Flight: k.Flight, Class: uint8(k.Class), Locality: uint8(k.Locality), Transport: uint8(k.Transport)}
+}
+
+func keyOf(k netattrKey) Key {
+	return Key{
+		Cgroup: k.Cgroup, Flight: k.Flight, Class: traffic.Class(k.Class), Locality: traffic.Locality(k.Locality), Transport: traffic.Transport(k.Transport),
+	}
+}
+
+func countsOf(c netattrCounts) traffic.Counts {
+	counts := traffic.Counts{
+		Received: c.Received, Retransmitted: c.Retransmitted, ReceivedHeaders: c.ReceivedHeaders, TransmittedHeaders: c.TransmittedHeaders,
+	}
+	if c.TransmittedAll > c.Retransmitted {
+		counts.Transmitted = c.TransmittedAll - c.Retransmitted
+	}
+	return counts
+}
+
+// Counts reads all counts. They grow from one read to the next, but for the few
+// bytes of a socket that was read while its counters moved.
+func (p *Probe) Counts() (map[Key]traffic.Counts, error) {
+	all := map[Key]traffic.Counts{}
+	var key netattrKey
+	var value netattrCounts
+	for it := p.maps.Acct.Iterate(); ; {
+		if it.Next(&key, &value) {
+			all[keyOf(key)] = countsOf(value)
+			continue
+		}
+		if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+			return nil, fmt.Errorf("read counts: %w", explain(err))
+		}
+		return all, nil
+	}
+}
+
+// Fold takes a key out of the kernel and adds its counts to those of another,
+// which nobody else may fold into at that time.
+func (p *Probe) Fold(key, into Key) error {
+	var gone, sum netattrCounts
+	if err := p.maps.Acct.LookupAndDelete(key.kernel(), &gone); err != nil {
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		return fmt.Errorf("fold counts: %w", explain(err))
+	}
+	to := into.kernel()
+	if err := p.maps.Acct.Lookup(to, &sum); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("fold counts: %w", explain(err))
+	}
+	sum.Received += gone.Received
+	sum.TransmittedAll += gone.TransmittedAll
+	sum.Retransmitted += gone.Retransmitted
+	sum.ReceivedHeaders += gone.ReceivedHeaders
+	sum.TransmittedHeaders += gone.TransmittedHeaders
+	if err := p.maps.Acct.Put(to, sum); err != nil {
+		return fmt.Errorf("fold counts: %w", explain(err))
+	}
+	return nil
+}
+
+// SetPorts replaces the service ports that tell a connection's class.
+func (p *Probe) SetPorts(classes map[uint16]traffic.Class) error {
+	if len(classes) > MaxPorts {
+		return fmt.Errorf("set ports: %d ports, want at most %d", len(classes), MaxPorts)
+	}
+	want := map[uint32]uint32{}
+	for port, class := range classes {
+		want[uint32(port)] = uint32(class)
+	}
+	return replace(p.maps.Ports, want, "ports")
+}
+
+// SetRanges replaces the address ranges of other ends that tell a connection's class.
+func (p *Probe) SetRanges(classes map[netip.Prefix]traffic.Class) error {
+	if len(classes) > MaxRanges {
+		return fmt.Errorf("set ranges: %d ranges, want at most %d", len(classes), MaxRanges)
+	}
+	want := map[netattrRange]uint32{}
+	for prefix, class := range classes {
+		want[rangeOf(prefix)] = uint32(class)
+	}
+	return replace(p.maps.Ranges, want, "ranges")
+}
+
+// rangeOf maps IPv4 into IPv6, as the programs compare.
+func rangeOf(prefix netip.Prefix) netattrRange {
+	prefix = prefix.Masked()
+	bits := prefix.Bits()
+	if prefix.Addr().Is4() {
+		bits += 96
+	}
+	r := netattrRange{Bits: uint32(bits)}
+	of := prefix.Addr().As16()
+	for i := range r.Address.A {
+		r.Address.A[i] = binary.NativeEndian.Uint32(of[4*i:])
+	}
+	return r
+}
+
+// replace makes a map hold exactly what is wanted.
+func replace[K comparable](m *ebpf.Map, want map[K]uint32, what string) error {
+	var gone []K
+	var key K
+	var value uint32
+	it := m.Iterate()
+	for it.Next(&key, &value) {
+		if _, wanted := want[key]; !wanted {
+			gone = append(gone, key)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("set %s: %w", what, explain(err))
+	}
+	for _, key := range gone {
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("set %s: %w", what, explain(err))
+		}
+	}
+	for key, value := range want {
+		if err := m.Put(key, value); err != nil {
+			return fmt.Errorf("set %s: %w", what, explain(err))
+		}
+	}
+	return nil
+}
+
+// Tag says whose a socket is, by its descriptor in this process: before it is
+// connected, or bound to listen, whose connections are then alike. A socket of
+// MPTCP cannot be marked: its bytes pass on another.
+func (p *Probe) Tag(fd uintptr, class traffic.Class, flight uint32) error {
+	err := p.maps.Socks.Update(uint32(fd), netattrSockState{Class: uint8(class), Flight: flight}, ebpf.UpdateNoExist)
+	if err != nil {
+		return fmt.Errorf("mark socket as %s: %w", class, explain(err))
+	}
+	return nil
+}
+
+// Status counts what the programs did since the maps were made.
+type Status struct {
+	Seen      uint64 // connections that began while somebody watched
+	Untracked uint64 // connections for which there was no memory
+	KeyLost   uint64 // takes whose key had no room, counted without cgroup and flight
+	Seeded    uint64 // connections that were there before
+}
+
+// Status reads the counters of the programs.
+func (p *Probe) Status() (Status, error) {
+	var values [4]uint64
+	for i := range values {
+		if err := p.maps.Status.Lookup(uint32(i), &values[i]); err != nil {
+			return Status{}, fmt.Errorf("read status of network programs: %w", explain(err))
+		}
+	}
+	return Status{Seen: values[0], Untracked: values[1], KeyLost: values[2], Seeded: values[3]}, nil
+}
