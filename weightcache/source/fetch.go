@@ -82,7 +82,7 @@ func (h *Hub) hop(ctx context.Context, r request, at *url.URL, token string) (*h
 	if r.prepare != nil {
 		r.prepare(req)
 	}
-	resp, err := h.client.Do(req)
+	resp, err := h.pools.do(req)
 	if err != nil {
 		return nil, transportError(ctx, err)
 	}

@@ -34,7 +34,8 @@ type HubOptions struct {
 	UserAgent string
 	// DialContext makes the connections; nil means the standard dialer. Where
 	// the environment names a proxy for URL (HTTP_PROXY, HTTPS_PROXY, NO_PROXY,
-	// as net/http reads them once per process) it dials the proxy.
+	// as net/http reads them once per process) it dials the proxy. Its ctx tells
+	// by FlightOf which flight the connection is for, and that alone.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
 	// TLSConfig holds further roots; nil means the system's.
 	TLSConfig *tls.Config
@@ -45,7 +46,8 @@ type HubOptions struct {
 	// (30 s) and ListTimeout a whole Resolve (5 min), both with ErrUnavailable.
 	// The body of an Open is bounded by the caller's ctx.
 	BodyTimeout, ListTimeout time.Duration
-	// Streams is the number of idle connections kept per origin; 0 means 16.
+	// Streams is the number of idle connections kept per origin and flight; 0
+	// means 16.
 	Streams int
 	// Now tells the time, for Retry-After dates; nil means time.Now.
 	Now func() time.Time
@@ -63,11 +65,12 @@ const (
 )
 
 // Hub is the source behind hub:// refs: the public hub's API at any URL. It is
-// safe for concurrent use and shares one connection pool.
+// safe for concurrent use. Requests of a flight have a connection pool of their
+// own until EndFlight, those of none share one.
 type Hub struct {
-	opts   HubOptions
-	base   *url.URL
-	client *http.Client
+	opts  HubOptions
+	base  *url.URL
+	pools *pools
 
 	lastToken atomic.Pointer[string] // for redact
 
@@ -117,6 +120,15 @@ func NewHub(opts HubOptions) (*Hub, error) {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
+	return &Hub{
+		opts: opts, base: base, etags: map[string]string{},
+		pools: newPools(func() *pool { return &pool{Client: newClient(opts, dial)} }),
+	}, nil
+}
+
+// newClient makes a client with connections of its own. Redirects are followed
+// by hand, so that credentials, schemes and loops are judged at each hop.
+func newClient(opts HubOptions, dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Client {
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, opts.DialTimeout)
@@ -134,21 +146,21 @@ func NewHub(opts HubOptions) (*Hub, error) {
 		IdleConnTimeout:        60 * time.Second,
 		ReadBufferSize:         64 << 10,
 	}
-	return &Hub{
-		opts: opts, base: base, etags: map[string]string{},
-		// Redirects are followed by hand, so that credentials, schemes and
-		// loops are judged at each hop.
-		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse
-		}},
-	}, nil
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
 }
 
 // Name returns the configured name.
 func (h *Hub) Name() string { return h.opts.Name }
 
 // Close drops idle connections. Calls in flight are not disturbed.
-func (h *Hub) Close() { h.client.CloseIdleConnections() }
+func (h *Hub) Close() { h.pools.closeIdle() }
+
+// EndFlight drops the connections of a flight: the idle ones now, the others
+// once what they carry is done. A request of that flight after it opens new
+// ones, to be ended again.
+func (h *Hub) EndFlight(id uint32) { h.pools.end(id) }
 
 // token reads the token file. The error never quotes its content.
 func (h *Hub) token() (string, error) {
