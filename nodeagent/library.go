@@ -36,7 +36,7 @@ func (l library) Manifest(ctx context.Context, ref artifact.Ref) (*artifact.Mani
 
 // Open implements hubmirror.Library.
 func (l library) Open(ctx context.Context, m *artifact.Manifest, path string) (hubmirror.Content, error) {
-	r, err := l.puller.Open(ctx, m, path)
+	r, err := l.puller.Open(ctx, m, path, weightcache.OpenOptions{Reason: weightcache.ReasonMirror})
 	if err != nil {
 		return nil, forMirror(err)
 	}

@@ -33,7 +33,7 @@ func (a *Agent) keepReady(ctx context.Context, ref artifact.Ref) error {
 			}
 			continue
 		}
-		_, err := a.inside.Ensure(ctx, ref, false)
+		_, err := a.inside.Ensure(ctx, ref, weightcache.EnsureOptions{Reason: weightcache.ReasonConfigured})
 		if ctx.Err() != nil {
 			return nil
 		}

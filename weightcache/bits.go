@@ -20,6 +20,8 @@ const (
 	// countBytes is what the count of a segment takes. Counts are aligned, so
 	// that none lies on two pages.
 	countBytes = 4
+	// maxBitsBytes bounds a bitmap file.
+	maxBitsBytes = int64(bitsHeader) + artifact.MaxFileSize/minSegment*(countBytes+1)
 )
 
 var crcTable = crc32.MakeTable(crc32.Castagnoli)
@@ -67,6 +69,9 @@ type bitsFile struct {
 	written []int64 // bytes of segment i, from its start, that processes of this boot wrote
 	old     bool    // of an earlier version: to be written anew
 }
+
+// sameBoot reports whether the counts of a bitmap file are of the running kernel.
+func (s *Store) sameBoot(b bitsFile) bool { return b.boot == s.boot && s.boot != [bootBytes]byte{} }
 
 // decodeBits reads a bitmap file. Errors wrap artifact.ErrInvalid.
 func decodeBits(data []byte, sha artifact.Digest, size int64) (b bitsFile, err error) {

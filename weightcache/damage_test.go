@@ -39,7 +39,7 @@ func TestReaderOfAnEndedLandingNeverGoesOnWithAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestReaderOfAMismatchHandsOutNoFileOnceItIsMended(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestReaderOfAFileFoundDamagedBreaksOff(t *testing.T) {
 	src := newMemSource(model(1, 3*testSegment))
 	r := newRig(t, src)
 	m := r.ensure(t)
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestReaderOfAFileFoundDamagedBreaksOff(t *testing.T) {
 	if err := rd.Close(); err != nil {
 		t.Error(err)
 	}
-	again, err := r.puller.Open(t.Context(), m, shard1)
+	again, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestFileThatAStrangerRemovedIsFetchedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := src.servedBytes()
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -121,6 +121,7 @@ func (st *streams) fetch(ctx context.Context, j *job, f artifact.File) error {
 			return fmt.Errorf("fetch file %s: gave up after %d tries: %w", f.Path, try, err)
 		}
 		p.stats.retries.Add(1)
+		st.pl.flight.retries.Add(1)
 		if err := j.permit.sleep(ctx, p.pause(try, err)); err != nil {
 			return err
 		}
@@ -141,6 +142,7 @@ func (st *streams) stream(ctx context.Context, j *job, f artifact.File, at int64
 	off := int64(segment)*l.segment + at
 	in := intake{permit: j.permit, pay: st.p.limiter.WaitN, take: func(piece []byte) error {
 		st.counter.Add(int64(len(piece)))
+		st.pl.flight.bytes.Add(int64(len(piece)))
 		if err := l.write(segment, piece); err != nil {
 			return fmt.Errorf("%w: %w", errWrite, err)
 		}

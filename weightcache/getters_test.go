@@ -98,7 +98,7 @@ func get(ctx context.Context, p *Puller, m *artifact.Manifest, i int, files map[
 		return err
 	}
 	f := m.Files[i%len(m.Files)]
-	rd, err := p.Open(ctx, m, f.Path)
+	rd, err := p.Open(ctx, m, f.Path, OpenOptions{})
 	if err != nil {
 		return err
 	}

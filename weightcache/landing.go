@@ -148,7 +148,7 @@ func (l *landing) begin(room *reservation) error {
 // drive and is fetched again.
 func (l *landing) resume() error {
 	s := l.s
-	data, err := durable.ReadFile(s.fs, s.bitsPath(l.sha), int64(bitsHeader)+artifact.MaxFileSize/minSegment*(countBytes+1))
+	data, err := durable.ReadFile(s.fs, s.bitsPath(l.sha), maxBitsBytes)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (l *landing) resume() error {
 	if info.Size() != l.size {
 		return fmt.Errorf("resume file: %w: %d bytes allocated, want %d", artifact.ErrInvalid, info.Size(), l.size)
 	}
-	sameBoot := b.boot == s.boot && s.boot != [bootBytes]byte{}
+	sameBoot := s.sameBoot(b)
 	for i := range l.written {
 		switch {
 		case l.bitmap[i/8]&(1<<(i%8)) != 0:

@@ -24,7 +24,7 @@ func TestAStoreWhoseDirectoryIsRemovedSaysSoAndServesNothing(t *testing.T) {
 	if err := os.RemoveAll(r.store.Dir()); err != nil {
 		t.Fatal(err)
 	}
-	if rd, err := r.puller.Open(t.Context(), m, "config.json"); !errors.Is(err, ErrLost) {
+	if rd, err := r.puller.Open(t.Context(), m, "config.json", OpenOptions{}); !errors.Is(err, ErrLost) {
 		t.Errorf("open: %v, %v; want ErrLost", rd, err)
 	}
 	if st, _ := r.puller.Status(testRef); st.State != Failed || st.Detail == "" {
@@ -100,7 +100,7 @@ func killedInMidSegment(t *testing.T, spoil byte) (left *rig, shard artifact.Fil
 		_, err := r.puller.Ensure(ctx, testRef, EnsureOptions{})
 		done <- err
 	}()
-	reader, err := r.puller.Open(ctx, m, shard1)
+	reader, err := r.puller.Open(ctx, m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

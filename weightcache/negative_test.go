@@ -113,7 +113,7 @@ func TestRemovalIsRefusedWhileReadersWaitAndChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rd, err := r.puller.Open(t.Context(), m, shardPath(1, 2))
+	rd, err := r.puller.Open(t.Context(), m, shardPath(1, 2), OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -281,7 +281,7 @@ func checkSupersededOfOldStore(t *testing.T, r *rig, want map[string][]byte) {
 
 // readWhole reads a file through a Reader.
 func readWhole(ctx context.Context, p *Puller, m *artifact.Manifest, path string) (data []byte, err error) {
-	rd, err := p.Open(ctx, m, path)
+	rd, err := p.Open(ctx, m, path, OpenOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -21,9 +21,9 @@ const maxCounters = 10_000
 
 var (
 	// errAbandoned ends a pull whose last caller left.
-	errAbandoned = errors.New("pull was given up by its last caller")
+	errAbandoned = fmt.Errorf("pull was %w by its last caller", ErrGivenUp)
 	// errRemoved ends a pull whose artifact is being removed.
-	errRemoved = errors.New("artifact was removed")
+	errRemoved = fmt.Errorf("%w: artifact was removed", ErrGivenUp)
 )
 
 // pull is the one flight that fetches an artifact. Callers hold it; the last
@@ -32,7 +32,9 @@ type pull struct {
 	m      *artifact.Manifest
 	cancel context.CancelCauseFunc
 	done   chan struct{}
-	err    error // set before done closes
+	err    error   // set before done closes
+	reason string  // of whoever started it
+	flight *flight // of runPull; nil while nothing was missing
 
 	// Guarded by Puller.mu:
 	refs  int
@@ -57,15 +59,16 @@ type fileFlight struct {
 }
 
 // join enters the artifact's pull, starting it where there is none. keep asks
-// Run to see it through whether or not the caller stays.
-func (p *Puller) join(m *artifact.Manifest, keep bool) *pull {
+// Run to see it through whether or not the caller stays. reason says why it is
+// started.
+func (p *Puller) join(m *artifact.Manifest, keep bool, reason string) *pull {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pl := p.pulls[m.Digest]
 	if pl == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		pl = &pull{
-			m: m, cancel: cancel, done: make(chan struct{}),
+			m: m, cancel: cancel, done: make(chan struct{}), reason: reason,
 			wants: map[artifact.Digest]map[*Reader]bool{}, paths: map[artifact.Digest]artifact.File{},
 		}
 		for _, f := range m.Files {
@@ -134,6 +137,9 @@ func (p *Puller) runPull(ctx context.Context, pl *pull) {
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
+	if pl.flight != nil {
+		p.endFlight(pl.flight, err)
+	}
 	pl.err = err
 	p.mu.Lock()
 	if p.pulls[pl.m.Digest] == pl {
@@ -174,10 +180,11 @@ func (p *Puller) pullAll(ctx context.Context, pl *pull) error {
 			return err
 		}
 		defer room.release()
+		pl.flight = p.beginFlight(pl, src, missing)
 		if err := p.attach(ctx, pl, missing); err != nil {
 			return err
 		}
-		err = p.fetchAll(ctx, pl, src, room)
+		err = p.fetchAll(source.WithFlight(ctx, pl.flight.id), pl, src, room)
 		p.detach(pl)
 		if err != nil {
 			return err

@@ -49,8 +49,14 @@ type PullerOptions struct {
 	ScrubEvery time.Duration
 	// ScrubRate bounds the scrub in bytes per second; 0 means 64 MiB/s.
 	ScrubRate units.Rate
-	Log       *slog.Logger
-	Now       func() time.Time
+	// Began is told of each pull that lacks files, once, before it asks its source
+	// for any. The func it gives is called once, when that pull has ended; nil is
+	// none. The pull waits for both.
+	Began func(f Flight) (ended func(FlightEnd))
+	// FirstFlight is the id of the first flight; 0 means the time in seconds.
+	FirstFlight uint32
+	Log         *slog.Logger
+	Now         func() time.Time
 }
 
 // Puller fills a Store from the sources it is allowed. It is safe for
@@ -70,6 +76,9 @@ type Puller struct {
 	tokens   chan struct{} // one per stream
 	stats    stats
 	repairs  chan struct{} // capacity 1: a file was found damaged
+
+	began      func(Flight) func(FlightEnd)
+	lastFlight atomic.Uint32
 
 	throttles throttles // pauses that sources asked for
 	refusals  refusals  // what sources said no to
@@ -118,6 +127,14 @@ func (p *Puller) Stats() Stats {
 type EnsureOptions struct {
 	// Refresh asks the source again what the ref means and moves it.
 	Refresh bool
+	// Reason says for what; empty means ReasonUnknown.
+	Reason string
+}
+
+// OpenOptions modify one Open.
+type OpenOptions struct {
+	// Reason says for what; empty means ReasonUnknown.
+	Reason string
 }
 
 // NewPuller checks the options; it starts nothing.
@@ -133,6 +150,7 @@ func NewPuller(opts PullerOptions) (*Puller, error) {
 		segment: int64(opts.SegmentSize), stall: opts.StallTimeout,
 		retry: opts.RetryBase, retryMax: opts.RetryMax, attempts: opts.Attempts,
 		scrub: scrubOptions{every: opts.ScrubEvery, rate: opts.ScrubRate},
+		began: opts.Began,
 		log:   opts.Log, now: opts.Now, repairs: make(chan struct{}, 1),
 		resolves: map[resolveKey]*resolve{}, pulls: map[artifact.Digest]*pull{},
 		files: map[artifact.Digest]*fileFlight{}, failed: map[artifact.Digest]error{},
@@ -168,6 +186,10 @@ func NewPuller(opts PullerOptions) (*Puller, error) {
 	if p.now == nil {
 		p.now = time.Now
 	}
+	if opts.FirstFlight == 0 {
+		opts.FirstFlight = uint32(p.now().Unix())
+	}
+	p.lastFlight.Store(opts.FirstFlight - 1)
 	return p, nil
 }
 
@@ -226,7 +248,7 @@ func (p *Puller) Ensure(ctx context.Context, ref artifact.Ref, opts EnsureOption
 		if p.store.Ready(m.Digest) {
 			return m, nil
 		}
-		pl := p.join(m, false)
+		pl := p.join(m, false, opts.Reason)
 		select {
 		case <-pl.done:
 		case <-ctx.Done():
@@ -267,7 +289,7 @@ func (p *Puller) Manifest(ctx context.Context, ref artifact.Ref) (*artifact.Mani
 // Open opens a file of a manifest. Where the file is not committed the pull of
 // the whole artifact is started, with this file first, and the Reader serves
 // it as it lands. ctx bounds only the call.
-func (p *Puller) Open(ctx context.Context, m *artifact.Manifest, path string) (*Reader, error) {
+func (p *Puller) Open(ctx context.Context, m *artifact.Manifest, path string, opts OpenOptions) (*Reader, error) {
 	f, found := m.File(path)
 	if !found {
 		return nil, fmt.Errorf("open file %s of %s: %w", path, m.Ref, ErrUnknown)
@@ -285,7 +307,7 @@ func (p *Puller) Open(ctx context.Context, m *artifact.Manifest, path string) (*
 	if !errors.Is(err, ErrNotReady) {
 		return nil, fmt.Errorf("open file %s of %s: %w", path, m.Ref, err)
 	}
-	r.pull = p.join(m, true)
+	r.pull = p.join(m, true, opts.Reason)
 	p.want(r.pull, r)
 	return r, nil
 }

@@ -57,7 +57,7 @@ func TestReaderServesWhatLandedAndWaitsAtTheFrontier(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestLastSegmentIsHeldBackUntilTheDigestIsRight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestLastSegmentIsHeldBackUntilTheDigestIsRight(t *testing.T) {
 			t.Errorf("read after the break: %v, want ErrMismatch", err)
 		}
 	}
-	later, err := r.puller.Open(t.Context(), m, shard1)
+	later, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestFileThatAReaderWaitsForIsFetchedFirst(t *testing.T) {
 			return bytes.NewReader(body), nil
 		}
 	})
-	rd, err := r.puller.Open(t.Context(), m, last)
+	rd, err := r.puller.Open(t.Context(), m, last, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestReaderOfAFailingPullGetsItsError(t *testing.T) {
 	src.set(func() {
 		src.fault = func(artifact.File, int64, int64, []byte) (io.Reader, error) { return nil, cause }
 	})
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestReaderOfAFailingPullGetsItsError(t *testing.T) {
 	if err := rd.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := r.puller.Open(t.Context(), m, "none"); !errors.Is(err, ErrUnknown) {
+	if _, err := r.puller.Open(t.Context(), m, "none", OpenOptions{}); !errors.Is(err, ErrUnknown) {
 		t.Errorf("Open of an unlisted file: %v, want ErrUnknown", err)
 	}
 }
@@ -221,7 +221,7 @@ func TestManifestOfARemovedRefBringsNoBytesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := src.servedBytes()
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -112,7 +112,7 @@ func (p *Puller) repairLoop(ctx context.Context) {
 	for ctx.Err() == nil {
 		again := false
 		for _, m := range p.store.damaged() {
-			if _, err := p.Ensure(ctx, m.Ref, EnsureOptions{}); err != nil && ctx.Err() == nil {
+			if _, err := p.Ensure(ctx, m.Ref, EnsureOptions{Reason: ReasonRepair}); err != nil && ctx.Err() == nil {
 				p.log.Warn("cannot mend artifact yet", slog.String("artifact", m.Digest.String()), slog.Any("error", err))
 				again = true
 			}

@@ -75,7 +75,7 @@ func waitAll(t *testing.T, r *rig, shards int) time.Duration {
 	waits := make(chan time.Duration, shards)
 	var readers []*Reader
 	for i := range shards {
-		rd, err := r.puller.Open(t.Context(), m, shardPath(i+1, shards))
+		rd, err := r.puller.Open(t.Context(), m, shardPath(i+1, shards), OpenOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +151,7 @@ func TestStreamsThatStallGiveWayToAReaderThatHasNothing(t *testing.T) {
 		}
 		var readers []*Reader
 		for i := range 2 {
-			rd, err := r.puller.Open(t.Context(), m, shardPath(i+1, 3))
+			rd, err := r.puller.Open(t.Context(), m, shardPath(i+1, 3), OpenOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +163,7 @@ func TestStreamsThatStallGiveWayToAReaderThatHasNothing(t *testing.T) {
 		}
 		synctest.Wait()
 		began := time.Now()
-		late, err := r.puller.Open(t.Context(), m, shardPath(3, 3))
+		late, err := r.puller.Open(t.Context(), m, shardPath(3, 3), OpenOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -209,7 +209,7 @@ func TestAReaderInMidFileIsServedFromThereFirst(t *testing.T) {
 		pulled <- err
 	}()
 	<-held
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestAFileOfOneSegmentIsServedBeforeItIsWholeButForItsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rd, err := r.puller.Open(t.Context(), m, shard1)
+	rd, err := r.puller.Open(t.Context(), m, shard1, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +331,7 @@ func TestSlowAnswersGetSmallFilesWholeHoweverManyWait(t *testing.T) {
 		defer cancel()
 		got := make(chan error, 8)
 		for i := range 8 {
-			rd, err := r.puller.Open(t.Context(), m, shardPath(i+1, 8))
+			rd, err := r.puller.Open(t.Context(), m, shardPath(i+1, 8), OpenOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -60,9 +60,8 @@ type Weights interface {
 	// Subscribe gives a channel that holds a signal after Models changed, and
 	// the func that ends the subscription.
 	Subscribe() (changed <-chan struct{}, cancel func())
-	// Ensure waits until a ref is Ready and its views stand; refresh asks its
-	// source again first.
-	Ensure(ctx context.Context, ref artifact.Ref, refresh bool) (*artifact.Manifest, error)
+	// Ensure waits until a ref is Ready and its views stand.
+	Ensure(ctx context.Context, ref artifact.Ref, opts weightcache.EnsureOptions) (*artifact.Manifest, error)
 	// Remove drops a ref; weightcache.ErrLeased where a lease forbids it.
 	Remove(ctx context.Context, ref artifact.Ref) error
 	// Verify reads every file of an artifact again.

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
 
@@ -40,7 +41,7 @@ func (a *api) pull(w http.ResponseWriter, r *http.Request) {
 	defer unsubscribe()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := a.opts.Weights.Ensure(ctx, ref, request.Refresh)
+		_, err := a.opts.Weights.Ensure(ctx, ref, weightcache.EnsureOptions{Refresh: request.Refresh, Reason: weightcache.ReasonPull})
 		ended <- err
 	}()
 

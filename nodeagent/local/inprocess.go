@@ -164,9 +164,9 @@ func (w *InProcess) Models() []weightcache.Status { return w.puller.List() }
 func (w *InProcess) Subscribe() (<-chan struct{}, func()) { return w.store.Subscribe() }
 
 // Ensure waits until a ref is Ready and engines can read its views, where it
-// may have any; refresh asks its source again first.
-func (w *InProcess) Ensure(ctx context.Context, ref artifact.Ref, refresh bool) (*artifact.Manifest, error) {
-	m, err := w.puller.Ensure(ctx, ref, weightcache.EnsureOptions{Refresh: refresh})
+// may have any.
+func (w *InProcess) Ensure(ctx context.Context, ref artifact.Ref, opts weightcache.EnsureOptions) (*artifact.Manifest, error) {
+	m, err := w.puller.Ensure(ctx, ref, opts)
 	if err != nil {
 		return nil, err
 	}

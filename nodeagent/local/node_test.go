@@ -178,7 +178,7 @@ func (n *node) until(what string, holds func() bool) {
 // warm makes a model Ready as the mirror or an operator would.
 func (n *node) warm(name string) *artifact.Manifest {
 	n.t.Helper()
-	m, err := n.inside.Ensure(n.t.Context(), refOf(name), false)
+	m, err := n.inside.Ensure(n.t.Context(), refOf(name), weightcache.EnsureOptions{})
 	n.must(err)
 	return m
 }

@@ -175,7 +175,7 @@ func (w *InProcess) pullOnce(ctx context.Context, p *claimPull) error {
 	}
 	sampling, end := context.WithCancel(ctx)
 	w.all.Go(func() { w.sampleRate(sampling, p) })
-	got, err := w.puller.Ensure(ctx, p.ref, weightcache.EnsureOptions{})
+	got, err := w.puller.Ensure(ctx, p.ref, weightcache.EnsureOptions{Reason: weightcache.ReasonClaim + p.claim})
 	end()
 	if err != nil {
 		return err

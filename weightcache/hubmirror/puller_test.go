@@ -33,7 +33,7 @@ func (l library) Manifest(ctx context.Context, ref artifact.Ref) (*artifact.Mani
 }
 
 func (l library) Open(ctx context.Context, m *artifact.Manifest, path string) (hubmirror.Content, error) {
-	r, err := l.p.Open(ctx, m, path)
+	r, err := l.p.Open(ctx, m, path, weightcache.OpenOptions{})
 	if err != nil {
 		return nil, translate(err)
 	}
