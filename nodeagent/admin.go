@@ -15,6 +15,7 @@ func (a *Agent) adminOptions() admin.Options {
 	o := admin.Options{Node: a.node, Log: a.log}
 	if a.runs(RoleData) {
 		o.Weights, o.Manifest, o.KV = a.inside, a.manifest, a.space
+		o.Network, o.ScaleOuts = a.networkOf, a.network.scaleouts.List
 	} else {
 		o.Pass = admin.NewPass(a.config.Listen.DataSocket, a.log)
 	}

@@ -43,8 +43,8 @@ type Options struct {
 	BootID string
 	// DialContext makes the connections of every source that has any, as the
 	// one Limiter paces all their bytes: whoever gives it sees and shapes all
-	// that pulls do on the network. Nil dials TCP with a limit of 10 s and
-	// keepalive probes.
+	// that pulls do on the network, and their bytes have no class. Nil dials TCP
+	// with a limit of 10 s and keepalive probes, and marks the connections.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
 	// ConfigFile is the file that the configuration came from, and Load reads it
 	// again as it was read first: what can change while running is taken when the
@@ -77,11 +77,12 @@ type Agent struct {
 	inside *local.InProcess
 	remote *local.Remote
 	// Of the data role, nil without it:
-	store  *weightcache.Store
-	puller *weightcache.Puller
-	space  *kvSpace
-	mirror *hubmirror.Mirror
-	keeper *keeper
+	store   *weightcache.Store
+	puller  *weightcache.Puller
+	space   *kvSpace
+	mirror  *hubmirror.Mirror
+	keeper  *keeper
+	network *network
 	// Of the control role, nil without it:
 	tracker   *health.Tracker
 	poller    *endpoints.Poller
@@ -110,9 +111,6 @@ func New(config Config, opts Options) (*Agent, error) {
 	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
-	}
-	if opts.DialContext == nil {
-		opts.DialContext = dialer.DialContext
 	}
 	if opts.BootID == "" {
 		// Without it a restart keeps conditions that a boot would end.

@@ -55,6 +55,7 @@ func newConfig(t *testing.T, origin string) nodeagent.Config {
 	c := nodeagent.Default()
 	c.Node = "node-a"
 	c.Listen = nodeagent.Listen{Mirror: "127.0.0.1:0", Report: "127.0.0.1:0", Admin: "127.0.0.1:0", Socket: filepath.Join(dir, "a.sock")}
+	c.Network.Enabled = false // tests of nodeagent/netattr have the kernel
 	c.Weights.Dir = filepath.Join(dir, "weights")
 	c.Weights.KeepFree = 0
 	c.Health = nodeagent.Health{StateDir: filepath.Join(dir, "health"), AllowInject: true}

@@ -46,6 +46,7 @@ type Config struct {
 	Weights   Weights    `yaml:"weights"`
 	KV        KV         `yaml:"kv"`
 	Access    Access     `yaml:"access"`
+	Network   Network    `yaml:"network"`
 	Sources   []Source   `yaml:"sources"`
 	Models    []string   `yaml:"models"` // refs that are kept Ready
 	Endpoints []Endpoint `yaml:"endpoints"`
@@ -154,7 +155,7 @@ func Default() Config {
 			ScrubRate: units.Rate(64 * units.MiB), KeepFree: units.GiB,
 		},
 		KV:     KV{Dir: identity.StateDir + "/kv", DriveWritesPerDay: 1, Admit: AdmitUsed, VerifyEvery: 64, PeerZones: PeersOwn},
-		Access: defaultAccess(),
+		Access: defaultAccess(), Network: defaultNetwork(),
 		Health: Health{StateDir: identity.StateDir + "/health"},
 
 		Kubernetes: defaultKubernetes(),
@@ -179,6 +180,7 @@ func (c Config) Validate() error {
 	}
 	c.Weights.validate(v)
 	c.Access.validate(v)
+	c.Network.validate(v)
 	names := map[string]bool{}
 	for i, s := range c.Sources {
 		field := fmt.Sprintf("sources[%d]", i)

@@ -42,6 +42,7 @@ func onKubernetes(t *testing.T) Config {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	c := Default()
 	c.Node = "node-1"
+	c.Network.Enabled = false
 	c.Listen = Listen{Admin: "127.0.0.1:0", Socket: filepath.Join(dir, "a.sock"), DataSocket: filepath.Join(dir, "d.sock")}
 	c.Weights.Dir, c.Weights.KeepFree = filepath.Join(dir, "weights"), units.MiB
 	c.Health.StateDir = filepath.Join(dir, "health")

@@ -12,6 +12,7 @@ import (
 	"github.com/hearth-dev/hearth/kvtier/block"
 	"github.com/hearth-dev/hearth/kvtier/peer"
 	"github.com/hearth-dev/hearth/kvtier/resp"
+	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache"
 )
@@ -75,7 +76,7 @@ func (a *Agent) newKVPeering(limiter *weightcache.Limiter) (p kvPeering, err err
 	}
 	if list, zone := config.KV.peersOf(config.Node); len(list) > 0 {
 		opts := peer.Options{
-			List: list, Zone: zone, AllZones: config.KV.PeerZones == PeersAll, DialContext: a.opts.DialContext, Limiter: limiter, Log: a.log,
+			List: list, Zone: zone, AllZones: config.KV.PeerZones == PeersAll, DialContext: a.dial(traffic.KV), Limiter: limiter, Log: a.log,
 		}
 		if config.TLS.set() {
 			if opts.TLS, err = identity.ClientTLS(a.certificateFiles(), identity.RoleAgent); err != nil {

@@ -65,7 +65,7 @@ func (a *Agent) registry() *prometheus.Registry {
 
 // Describe implements prometheus.Collector.
 func (metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range slices.Concat(allDescs, kvDescs, kvPeerDescs, clusterDescs) {
+	for _, d := range slices.Concat(allDescs, kvDescs, kvPeerDescs, networkDescs, clusterDescs) {
 		ch <- d
 	}
 }
@@ -84,6 +84,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 		m.weights(gauge, counter)
 		m.mirror(gauge, counter)
 		a.space.collect(gauge, counter)
+		a.network.collect(gauge, counter)
 	}
 	if a.runs(RoleControl) {
 		m.control(gauge, counter)

@@ -47,6 +47,7 @@ func serveRole(file, role string) error {
 		return err
 	}
 	config.Roles = []string{role}
+	config.Network.Enabled = false
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	agent, err := nodeagent.New(config, nodeagent.Options{Version: "test", BootID: "boot", Log: log})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 	"github.com/hearth-dev/hearth/nodeagent/local"
+	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/hubmirror"
 	"github.com/hearth-dev/hearth/weightcache/source"
@@ -49,6 +50,8 @@ func (a *Agent) build() error {
 // buildData makes the weights store, its puller, the KV space and the mirror.
 func (a *Agent) buildData() error {
 	w := a.config.Weights
+	a.buildNetwork()
+	var err error
 	var rules []weightcache.Rule
 	for _, s := range a.config.Sources {
 		origin, err := a.newSource(s)
@@ -58,7 +61,6 @@ func (a *Agent) buildData() error {
 		rules = append(rules, weightcache.Rule{Source: origin, Refs: s.Refs})
 	}
 	a.keeper = newKeeper(a.config, rules)
-	var err error
 	a.store, err = weightcache.Open(weightcache.Options{
 		Dir: w.Dir, ViewsDir: w.ViewsDir, Budget: w.Budget, KeepFree: w.KeepFree, Keep: a.keep, Log: a.log,
 		MayView: a.keeper.mayView,
@@ -73,7 +75,7 @@ func (a *Agent) buildData() error {
 	limiter := weightcache.NewLimiter(w.Rate)
 	a.puller, err = weightcache.NewPuller(weightcache.PullerOptions{
 		Store: a.store, Sources: rules, Limiter: limiter, SegmentSize: w.SegmentSize, Streams: w.Streams,
-		StallTimeout: w.StallTimeout.Std(), ScrubEvery: scrub, ScrubRate: w.ScrubRate, Log: a.log,
+		StallTimeout: w.StallTimeout.Std(), ScrubEvery: scrub, ScrubRate: w.ScrubRate, Log: a.log, Began: a.network.began,
 	})
 	if err != nil {
 		return err
@@ -106,7 +108,7 @@ func (a *Agent) newSource(s Source) (source.Source, error) {
 	}
 	return source.NewHub(source.HubOptions{
 		Name: s.Name, URL: s.URL, TokenFile: s.TokenFile, Streams: a.config.Weights.Streams, UserAgent: "hearth/" + a.opts.Version,
-		DialContext: a.opts.DialContext, BodyTimeout: a.config.Weights.StallTimeout.Std(),
+		DialContext: a.dial(traffic.Weights), BodyTimeout: a.config.Weights.StallTimeout.Std(),
 	})
 }
 
@@ -128,6 +130,7 @@ func (a *Agent) Close() error {
 	if a.store != nil {
 		err = errors.Join(err, a.store.Close())
 	}
+	a.network.close()
 	return errors.Join(err, a.cluster.close())
 }
 
@@ -138,6 +141,7 @@ func (a *Agent) startData(running context.Context, start func(name string, run f
 	start("KV space", func() error { return a.space.run(running) })
 	start("views", func() error { return a.publishViews(running) })
 	start("access", func() error { return a.checkAccess(running) })
+	a.network.run(running, start)
 	for _, ref := range a.keep {
 		start("keep", func() error { return a.keepReady(running, ref) })
 	}

@@ -147,3 +147,16 @@ func (s *Store) resumable(f artifact.File) (n int64, err error) {
 	}
 	return n, nil
 }
+
+// FlightBytes is what a flight that has not ended has received from its source;
+// 0 for any other.
+func (p *Puller) FlightBytes(id uint32) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, pl := range p.pulls {
+		if pl.flight != nil && pl.flight.id == id {
+			return pl.flight.bytes.Load()
+		}
+	}
+	return 0
+}

@@ -180,7 +180,10 @@ func (p *Puller) pullAll(ctx context.Context, pl *pull) error {
 			return err
 		}
 		defer room.release()
-		pl.flight = p.beginFlight(pl, src, missing)
+		f := p.beginFlight(pl, src, missing)
+		p.mu.Lock()
+		pl.flight = f
+		p.mu.Unlock()
 		if err := p.attach(ctx, pl, missing); err != nil {
 			return err
 		}

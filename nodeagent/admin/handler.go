@@ -15,6 +15,7 @@ import (
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
 	"github.com/hearth-dev/hearth/nodeagent/health"
 	"github.com/hearth-dev/hearth/nodeagent/local"
+	"github.com/hearth-dev/hearth/nodeagent/scaleout"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 	"github.com/hearth-dev/hearth/weightcache/source"
@@ -40,6 +41,10 @@ type Options struct {
 	// KV is the KV store; nil where the data role runs apart: then Pass takes the
 	// calls about it.
 	KV KVStore
+	// Network gives who moved bytes over the node's network, ScaleOuts the records
+	// of pulls; nil where the data role runs apart: then Pass takes the calls.
+	Network   func() Network
+	ScaleOuts func() []scaleout.Record
 	// Endpoints gives the local engines; nil where the control role runs apart.
 	Endpoints func() []endpoints.State
 	// Claims gives the claims that have something on this node, by namespace and
@@ -130,6 +135,8 @@ func (a *api) reads(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/devices", func(w http.ResponseWriter, _ *http.Request) { answer(w, deviceList{Devices: a.devices()}) })
 	mux.HandleFunc("GET /v1/claims", func(w http.ResponseWriter, _ *http.Request) { answer(w, claimList{Claims: a.claims()}) })
 	mux.Handle("GET /v1/kv", a.ofKV(a.kv))
+	mux.Handle("GET /v1/network", a.ofNetwork(a.network))
+	mux.Handle("GET /v1/scaleouts", a.ofNetwork(a.scaleOuts))
 	mux.Handle("GET /v1/leases", a.ofWeights(func(w http.ResponseWriter, _ *http.Request) { answer(w, leaseList{Leases: a.leases()}) }))
 }
 
@@ -143,7 +150,7 @@ func (a *api) ofWeights(call http.HandlerFunc) http.Handler {
 
 func unknownCall(w http.ResponseWriter, r *http.Request) {
 	known := map[string]string{
-		"/v1/node": "GET", "/v1/models": "GET", "/v1/models/show": "GET", "/v1/endpoints": "GET", "/v1/devices": "GET", "/v1/claims": "GET", "/v1/leases": "GET", "/v1/kv": "GET",
+		"/v1/node": "GET", "/v1/models": "GET", "/v1/models/show": "GET", "/v1/endpoints": "GET", "/v1/devices": "GET", "/v1/claims": "GET", "/v1/leases": "GET", "/v1/kv": "GET", "/v1/network": "GET", "/v1/scaleouts": "GET",
 		"/v1/models/pull": "POST", "/v1/models/rm": "POST", "/v1/models/verify": "POST", "/v1/inject": "POST", "/v1/kv/pin": "POST", "/v1/kv/drop": "POST",
 	}
 	if method, found := known[r.URL.Path]; found && method != r.Method {

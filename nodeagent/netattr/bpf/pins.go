@@ -117,6 +117,30 @@ func (p *Probe) keep(name string, l link.Link) error {
 	return nil
 }
 
+// errShared says that another agent has the pinned maps as well.
+var errShared = errors.New("another agent on this machine folds the pinned counts")
+
+// own makes sure that no other process folds the counts of the same pins. A lock
+// of the folder ends with the process that has it.
+func (p *Probe) own() error {
+	if p.pins == "" || p.owned != nil {
+		return nil
+	}
+	dir, err := os.Open(p.pins)
+	if err != nil {
+		return fmt.Errorf("lock pins: %w", err)
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = dir.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return errShared
+		}
+		return fmt.Errorf("lock pins: %w", err)
+	}
+	p.owned = dir
+	return nil
+}
+
 // Unpin removes everything that agents of any version pinned below a folder, so
 // that their programs end with the last process that has them.
 func Unpin(pins string) error {

@@ -61,8 +61,9 @@ type Probe struct {
 	log     *slog.Logger
 	btf     *btf.Cache
 	maps    netattrMaps
-	pins    string // folder of this layout and scope; empty: nothing is pinned
-	kept    bool   // the maps were there before
+	pins    string   // folder of this layout and scope; empty: nothing is pinned
+	kept    bool     // the maps were there before
+	owned   *os.File // lock of pins; nil while another process may have it
 	sensors []Sensor
 
 	progs  []*ebpf.Program
@@ -253,7 +254,10 @@ func (p *Probe) release() error {
 	for _, program := range p.progs {
 		errs = append(errs, program.Close())
 	}
-	p.walker, p.seeder, p.links, p.progs = nil, nil, nil, nil
+	if p.owned != nil {
+		errs = append(errs, p.owned.Close())
+	}
+	p.walker, p.seeder, p.links, p.progs, p.owned = nil, nil, nil, nil, nil
 	if p.maps.Acct != nil {
 		errs = append(errs, p.maps.Close())
 		p.maps = netattrMaps{}

@@ -70,9 +70,13 @@ func (p *Probe) Counts() (map[Key]traffic.Counts, error) {
 	}
 }
 
-// Fold takes a key out of the kernel and adds its counts to those of another,
-// which nobody else may fold into at that time.
+// Fold takes a key out of the kernel and adds its counts to those of another.
+// Not safe for concurrent use. Of several processes over the same pins one alone
+// folds; the others get an error.
 func (p *Probe) Fold(key, into Key) error {
+	if err := p.own(); err != nil {
+		return fmt.Errorf("fold counts: %w", err)
+	}
 	var gone, sum netattrCounts
 	if err := p.maps.Acct.LookupAndDelete(key.kernel(), &gone); err != nil {
 		if errors.Is(err, ebpf.ErrKeyNotExist) {

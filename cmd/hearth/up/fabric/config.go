@@ -91,6 +91,7 @@ func (f *Fabric) configureNode(n *Node, origin string) error {
 	}
 	c.Health.StateDir = filepath.Join(n.dir, "health")
 	c.Health.AllowInject = true
+	c.Network.Pins = "" // a fabric leaves nothing behind
 	c.Sources = []nodeagent.Source{f.source(ref, origin)}
 	c.Inventory.Sim = n.inventory
 	for _, e := range n.engines {

@@ -1,0 +1,118 @@
+package scaleout
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/hearth-dev/hearth/nodeagent/netattr"
+	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
+)
+
+// take counts the round trips of a sample once.
+func (e *entry) take(s *netattr.Snapshot) {
+	if !s.At.After(e.last) {
+		return
+	}
+	e.last = s.At
+	e.during.Merge(&s.Live.RTT)
+}
+
+// update makes the record what it is at a sample.
+func (e *entry) update(s *netattr.Snapshot, fetched int64) {
+	r := &e.record
+	r.Sources[0].Bytes = max(r.Sources[0].Bytes, fetched)
+	r.Connections = bytesOf(s.Flights[e.flight.ID].Minus(e.base.Flights[e.flight.ID]))
+	r.Shares = sharesBetween(e.base, s)
+	r.Devices = Bytes{Received: since(s.OnWire, e.base.OnWire, traffic.Receive), Transmitted: since(s.OnWire, e.base.OnWire, traffic.Transmit)}
+	r.Unattributed = Bytes{
+		Received:    since(s.Unattributed, e.base.Unattributed, traffic.Receive),
+		Transmitted: since(s.Unattributed, e.base.Unattributed, traffic.Transmit),
+	}
+	r.During = latencyOf(&e.during)
+	r.Visible, r.Unseen = s.Sight.String(), s.Reason
+}
+
+func since(now, base [2]uint64, d traffic.Direction) uint64 {
+	return now[d] - min(now[d], base[d])
+}
+
+// point adds a moment to the series. Past the limit every second point goes, and
+// later ones come half as often.
+func (e *entry) point(s *netattr.Snapshot) {
+	p := Point{
+		Seconds: s.At.Sub(e.base.At).Seconds(), Received: map[string]uint64{}, Transmitted: map[string]uint64{},
+		UnattributedReceived: since(s.Unattributed, e.base.Unattributed, traffic.Receive), P90: s.Live.RTT.Quantile(0.9).Seconds(),
+	}
+	for kind, now := range s.Totals {
+		grown := now.Minus(e.base.Totals[kind])
+		if grown.Received > 0 {
+			p.Received[kind.Class.String()] += grown.Received
+		}
+		if grown.Transmitted > 0 {
+			p.Transmitted[kind.Class.String()] += grown.Transmitted
+		}
+	}
+	series := append(e.record.Series, p)
+	if len(series) > maxPoints {
+		half := make([]Point, 0, maxPoints)
+		for i := 1; i < len(series); i += 2 {
+			half = append(half, series[i])
+		}
+		series, e.every = half, 2*e.every
+	}
+	e.record.Series = series
+}
+
+func bytesOf(c traffic.Counts) Bytes {
+	return Bytes{Received: c.Received, Transmitted: c.Transmitted, Retransmitted: c.Retransmitted}
+}
+
+func latencyOf(h *netattr.Histogram) Latency {
+	return Latency{Samples: h.Count(), P50: h.Quantile(0.5).Seconds(), P90: h.Quantile(0.9).Seconds(), P99: h.Quantile(0.99).Seconds()}
+}
+
+// sharesBetween gives what everybody moved from one sample to another.
+func sharesBetween(base, now *netattr.Snapshot) []Share {
+	type key struct {
+		netattr.Owner
+		netattr.Kind
+	}
+	old := make(map[key]traffic.Counts, len(base.Shares))
+	for _, s := range base.Shares {
+		old[key{s.Owner, s.Kind}] = s.Counts
+	}
+	list := []Share{}
+	for _, s := range now.Shares {
+		grown := s.Counts.Minus(old[key{s.Owner, s.Kind}])
+		if grown.Received == 0 && grown.Transmitted == 0 && grown.Retransmitted == 0 {
+			continue
+		}
+		list = append(list, Share{
+			Pod: podName(now, s.PodUID), Container: s.Container, Unit: s.Unit, Class: s.Class.String(), Locality: s.Locality.String(), Bytes: bytesOf(grown),
+		})
+	}
+	slices.SortFunc(list, func(a, b Share) int {
+		return cmp.Or(
+			cmp.Compare(b.Received+b.Transmitted, a.Received+a.Transmitted),
+			cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Unit, b.Unit), cmp.Compare(a.Class, b.Class), cmp.Compare(a.Locality, b.Locality),
+		)
+	})
+	if len(list) <= maxShares {
+		return list
+	}
+	rest := Share{Unit: "(more)", Class: traffic.Other.String(), Locality: traffic.OffNode.String()}
+	for _, s := range list[maxShares-1:] {
+		rest.Received += s.Received
+		rest.Transmitted += s.Transmitted
+		rest.Retransmitted += s.Retransmitted
+	}
+	return append(list[:maxShares-1], rest)
+}
+
+// podName is what people call a pod.
+func podName(s *netattr.Snapshot, uid string) string {
+	if p, known := s.Pods[uid]; known && uid != "" {
+		return p.Namespace + "/" + p.Name
+	}
+	return uid
+}
