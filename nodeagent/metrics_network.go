@@ -73,8 +73,10 @@ func (n *network) devices(s *netattr.Snapshot, gauge gaugeFunc, counter counterF
 			what      nic.Counter
 			direction traffic.Direction
 		}{
-			{descNetDevice, nic.ReceivedBytes, traffic.Receive}, {descNetDevice, nic.TransmittedBytes, traffic.Transmit},
-			{descNetDropped, nic.ReceiveDrops, traffic.Receive}, {descNetDropped, nic.TransmitDrops, traffic.Transmit},
+			{descNetDevice, nic.ReceivedBytes, traffic.Receive},
+			{descNetDevice, nic.TransmittedBytes, traffic.Transmit},
+			{descNetDropped, nic.ReceiveDrops, traffic.Receive},
+			{descNetDropped, nic.TransmitDrops, traffic.Transmit},
 		} {
 			if n, told := counted[one.what]; told {
 				counter(one.desc, int64(n), name, one.direction.String())

@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 
@@ -85,9 +86,7 @@ func (p *podSeries) look(s *netattr.Snapshot) map[string]map[podKind]uint64 {
 
 func copied(of map[podKind]uint64) map[podKind]uint64 {
 	to := make(map[podKind]uint64, len(of))
-	for kind, bytes := range of {
-		to[kind] = bytes
-	}
+	maps.Copy(to, of)
 	return to
 }
 

@@ -1,6 +1,7 @@
 package netattr
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -139,13 +140,9 @@ func (b *books) close(r reading, source folder) *Snapshot {
 	}
 	b.trim(r.at)
 	snapshot.Totals = make(map[Kind]traffic.Counts, len(b.totals))
-	for kind, c := range b.totals {
-		snapshot.Totals[kind] = c
-	}
+	maps.Copy(snapshot.Totals, b.totals)
 	snapshot.Flights = make(map[uint32]traffic.Counts, len(b.flights))
-	for id, c := range b.flights {
-		snapshot.Flights[id] = c
-	}
+	maps.Copy(snapshot.Flights, b.flights)
 	snapshot.Shares = make([]Share, 0, len(b.shares))
 	for key, s := range b.shares {
 		snapshot.Shares = append(snapshot.Shares, Share{Owner: key.owner, Kind: key.kind, Counts: s.counts})

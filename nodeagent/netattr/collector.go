@@ -300,7 +300,6 @@ func (c *Collector) sample(now time.Time) *Snapshot {
 		sensors, err := c.read(source, &reading)
 		reading.sensors = sensors
 		if err != nil {
-			failed = err.Error()
 			c.lose(source, err)
 		}
 	} else {

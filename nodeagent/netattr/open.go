@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"time"
 
@@ -84,12 +85,8 @@ func (c *Collector) ports() map[uint16]traffic.Class {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := map[uint16]traffic.Class{}
-	for port, class := range c.engines {
-		all[port] = class
-	}
-	for port, class := range c.opts.Ports {
-		all[port] = class
-	}
+	maps.Copy(all, c.engines)
+	maps.Copy(all, c.opts.Ports)
 	return all
 }
 
