@@ -19,15 +19,27 @@ const tcpUserTimeout = 18
 
 // ListenTCP binds an address. The kernel ends connections whose other side has
 // taken nothing for as long as stalled, so that no write to it waits longer; a
-// connection on which there is nothing to say may be silent for any time.
-func ListenTCP(ctx context.Context, address string, stalled time.Duration) (net.Listener, error) {
+// connection on which there is nothing to say may be silent for any time. 0
+// leaves that to the kernel. Each control is given the descriptor before it is
+// bound, and its error ends the call; connections inherit most of what it sets.
+//
+// The socket is one of plain TCP. By itself Go listens with MPTCP, where the
+// connections that carry the bytes are others than the one with the descriptor:
+// options and marks set on it would reach none of them.
+func ListenTCP(ctx context.Context, address string, stalled time.Duration, control ...func(fd uintptr) error) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var failed error
 		err := conn.Control(func(fd uintptr) {
-			failed = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(stalled.Milliseconds()))
+			if stalled > 0 {
+				failed = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(stalled.Milliseconds()))
+			}
+			for _, act := range control {
+				failed = errors.Join(failed, act(fd))
+			}
 		})
 		return errors.Join(err, failed)
 	}}
+	config.SetMultipathTCP(false)
 	return config.Listen(ctx, "tcp", address)
 }
 

@@ -2,13 +2,17 @@ package identity_test
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hearth-dev/hearth/identity"
 )
@@ -122,5 +126,86 @@ func TestAClientThatTakesNothingEndsAWrite(t *testing.T) {
 			}
 			return
 		}
+	}
+}
+
+// option reads one of a listener's and of one of its connections.
+func option(t *testing.T, of syscall.Conn, level, name int) int {
+	t.Helper()
+	conn, err := of.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := 0
+	var failed error
+	if err := conn.Control(func(fd uintptr) { value, failed = syscall.GetsockoptInt(int(fd), level, name) }); err != nil || failed != nil {
+		t.Fatal(err, failed)
+	}
+	return value
+}
+
+func TestAListenerIsPlainTCP(t *testing.T) {
+	t.Parallel()
+	for _, stalled := range []time.Duration{0, time.Minute} { // some kernels refuse options of TCP on a socket of MPTCP
+		l, err := identity.ListenTCP(t.Context(), "127.0.0.1:0", stalled)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := option(t, l.(syscall.Conn), syscall.SOL_SOCKET, unix.SO_PROTOCOL); got != syscall.IPPROTO_TCP {
+			t.Errorf("protocol %d, want %d", got, syscall.IPPROTO_TCP)
+		}
+		_ = l.Close()
+	}
+}
+
+func TestConnectionsHaveWhatWasSetOnTheirListener(t *testing.T) {
+	t.Parallel()
+	const stalled = 5 * time.Second
+	l, err := identity.ListenTCP(t.Context(), "127.0.0.1:0", stalled, func(fd uintptr) error {
+		return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_LINGER2, 7)
+	}, func(fd uintptr) error {
+		return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_SYNCNT, 3)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	client, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	served, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = served.Close() }()
+	for name, of := range map[string]any{"listener": l, "connection": served} {
+		socket := of.(syscall.Conn)
+		for _, o := range []struct {
+			says              string
+			level, name, want int
+		}{
+			{"linger", syscall.IPPROTO_TCP, syscall.TCP_LINGER2, 7},
+			{"retries", syscall.IPPROTO_TCP, syscall.TCP_SYNCNT, 3},
+			{"user timeout", syscall.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(stalled.Milliseconds())},
+		} {
+			if got := option(t, socket, o.level, o.name); got != o.want {
+				t.Errorf("%s of the %s is %d, want %d", o.says, name, got, o.want)
+			}
+		}
+	}
+}
+
+func TestAListenerThatIsNotWhatWasAskedForIsNone(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("no tag today")
+	l, err := identity.ListenTCP(t.Context(), "127.0.0.1:0", 0, func(uintptr) error { return refused })
+	if !errors.Is(err, refused) {
+		t.Errorf("listen: %v", err)
+	}
+	if l != nil {
+		_ = l.Close()
+		t.Error("there is a listener")
 	}
 }

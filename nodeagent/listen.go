@@ -157,7 +157,7 @@ func (a *Agent) listenReport(ctx context.Context, addr string, files identity.Fi
 		}
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	listener, err := identity.ListenTCP(ctx, addr, 0)
 	if err != nil {
 		return server{}, fmt.Errorf("listen for report: %w", err)
 	}

@@ -181,3 +181,45 @@ func TestEveryServerOfTheProductBoundsTheWaitForABody(t *testing.T) {
 		}
 	}
 }
+
+func TestTheProductListensOnTCPThroughIdentityAlone(t *testing.T) {
+	t.Parallel()
+	for _, s := range goFiles(t) {
+		top, _, _ := strings.Cut(s.name, "/")
+		if s.test() || top == "test" || top == "tools" || s.name == "identity/server.go" {
+			continue
+		}
+		complain := func(node ast.Node) {
+			t.Errorf("%s: use identity.ListenTCP; other listeners speak MPTCP, where options and marks of a socket do not reach its bytes", at(node))
+		}
+		calls(s, "net", "ListenTCP", func(call *ast.CallExpr) { complain(call) })
+		configures := false // a net.ListenConfig, perhaps under another name
+		ast.Inspect(s.syntax, func(node ast.Node) bool {
+			selector, _ := node.(*ast.SelectorExpr)
+			configures = configures || selector != nil && selector.Sel.Name == "ListenConfig"
+			return true
+		})
+		ast.Inspect(s.syntax, func(node ast.Node) bool {
+			call, ok := node.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			selector, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			base, _ := selector.X.(*ast.Ident)
+			unix := slices.ContainsFunc(call.Args, func(arg ast.Expr) bool {
+				literal, ok := arg.(*ast.BasicLit)
+				return ok && literal.Value == `"unix"`
+			})
+			switch name := selector.Sel.Name; {
+			case strings.HasPrefix(name, "ListenAndServe"):
+				complain(call)
+			case name == "Listen" && !unix && (configures || base != nil && (base.Name == "net" || base.Name == "tls")):
+				complain(call)
+			}
+			return true
+		})
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/identity"
 )
 
 type options struct {
@@ -171,9 +172,13 @@ func childCommands() []*cobra.Command {
 }
 
 func serve(cmd *cobra.Command, addr string, h http.Handler) error {
-	server := &http.Server{Addr: addr, Handler: h, ReadHeaderTimeout: time.Minute}
+	listener, err := identity.ListenTCP(cmd.Context(), addr, 0)
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	go func() { <-cmd.Context().Done(); _ = server.Close() }()
-	if err := server.ListenAndServe(); err != nil && cmd.Context().Err() == nil {
+	if err := server.Serve(listener); err != nil && cmd.Context().Err() == nil {
 		return fmt.Errorf("serve: %w", err)
 	}
 	return nil

@@ -20,6 +20,7 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/hearth-dev/hearth/dradriver"
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/test/sim/kubeapi"
 )
 
@@ -77,8 +78,7 @@ func startDRA(ctx context.Context, dir string) (*draRig, error) {
 // serveLocally serves on a free port of loopback, until the server is closed,
 // and gives its URL.
 func serveLocally(ctx context.Context, h http.Handler) (*http.Server, string, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	l, err := identity.ListenTCP(ctx, "127.0.0.1:0", 0)
 	if err != nil {
 		return nil, "", fmt.Errorf("listen: %w", err)
 	}

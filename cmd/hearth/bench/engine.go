@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/hearth-dev/hearth/identity"
 )
 
 // Modes of the fixed engine, chosen by the "user" field that opens each request.
@@ -60,8 +62,7 @@ func concat(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
 // serve accepts connections until ctx ends.
 func (e *fixedEngine) serve(ctx context.Context, addr string) error {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", addr)
+	l, err := identity.ListenTCP(ctx, addr, 0)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hearth-dev/hearth/identity"
 )
 
 // process is a child whose CPU time and memory are measured, with the children
@@ -88,8 +90,7 @@ func dialAt(ctx context.Context, addr string) (net.Conn, error) {
 
 // freeAddr returns a loopback address nothing listens on just now.
 func freeAddr(ctx context.Context) (string, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	l, err := identity.ListenTCP(ctx, "127.0.0.1:0", 0)
 	if err != nil {
 		return "", fmt.Errorf("find a free port: %w", err)
 	}

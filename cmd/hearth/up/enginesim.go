@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/test/sim/engine"
 )
 
@@ -88,7 +89,7 @@ func runEngineSim(c *cobra.Command, f engineSimFlags) error {
 		return err
 	}
 	address := net.JoinHostPort(f.host, strconv.Itoa(f.port))
-	listener, err := (&net.ListenConfig{}).Listen(c.Context(), "tcp", address)
+	listener, err := identity.ListenTCP(c.Context(), address, 0)
 	if err != nil {
 		return fmt.Errorf("listen for engine-sim: %w", err)
 	}

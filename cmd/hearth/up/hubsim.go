@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/terminal"
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/test/sim/hub"
 	"github.com/hearth-dev/hearth/units"
 )
@@ -78,7 +79,7 @@ func (f *hubSimFlags) run(c *cobra.Command) error {
 	if f.makeOnly {
 		return nil
 	}
-	listener, err := (&net.ListenConfig{}).Listen(c.Context(), "tcp", net.JoinHostPort(f.host, strconv.Itoa(f.port)))
+	listener, err := identity.ListenTCP(c.Context(), net.JoinHostPort(f.host, strconv.Itoa(f.port)), 0)
 	if err != nil {
 		return fmt.Errorf("listen for hub-sim: %w", err)
 	}

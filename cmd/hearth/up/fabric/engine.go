@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/hearth-dev/hearth/identity"
 )
 
 // Engine is one engine process and where it answers.
@@ -129,7 +131,7 @@ func exchange(ctx context.Context, method, url string) (string, error) {
 func freePorts(ctx context.Context, n int) ([]int, error) {
 	ports := make([]int, 0, n)
 	for range n {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+		l, err := identity.ListenTCP(ctx, "127.0.0.1:0", 0)
 		if err != nil {
 			return nil, fmt.Errorf("find free port: %w", err)
 		}

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/cmd/hearth/upstate"
+	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/test/sim/hub"
 	"github.com/hearth-dev/hearth/units"
 )
@@ -125,7 +125,7 @@ func (f *Fabric) serveOrigin(ctx context.Context) (string, error) {
 		}
 	}
 	f.Origin = hub.New(hub.Options{Dir: root})
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	listener, err := identity.ListenTCP(ctx, "127.0.0.1:0", 0)
 	if err != nil {
 		return "", fmt.Errorf("listen for origin: %w", err)
 	}
