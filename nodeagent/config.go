@@ -111,6 +111,9 @@ type Source struct {
 	Root      string   `yaml:"root"`      // dir: absolute folder
 	TokenFile string   `yaml:"tokenFile"` // hub: file with a bearer token, read per request
 	Refs      []string `yaml:"refs"`      // patterns on "org/name" or the path
+	// Peer says of a hub that it is the mirror of another node: what comes from it
+	// is told as from a peer, and not from the origin.
+	Peer bool `yaml:"peer"`
 }
 
 // Endpoint is a local engine.
@@ -249,6 +252,7 @@ func (s Source) validate(v *configfile.Problems, field string) {
 	case SourceDir:
 		v.Check(filepath.IsAbs(s.Root), field+".root", "is %q, want an absolute folder", s.Root)
 		v.Check(s.URL == "" && s.TokenFile == "", field, "of type dir takes neither url nor tokenFile")
+		v.Check(!s.Peer, field+".peer", "is for type hub only")
 	default:
 		v.Check(false, field+".type", "is %q, want hub or dir", s.Type)
 	}
@@ -257,6 +261,11 @@ func (s Source) validate(v *configfile.Problems, field string) {
 		_, err := path.Match(strings.TrimSuffix(pattern, "/**"), "")
 		v.Check(err == nil && pattern != "", fmt.Sprintf("%s.refs[%d]", field, i), "is %q, want a pattern such as org/name or org/*", pattern)
 	}
+}
+
+// FromPeer reports whether a source, by its name, is the mirror of another node.
+func (c Config) FromPeer(source string) bool {
+	return slices.ContainsFunc(c.Sources, func(s Source) bool { return s.Name == source && s.Peer })
 }
 
 func (c Config) validateEndpoints(v *configfile.Problems, devices map[string]bool) {

@@ -23,6 +23,7 @@ weights: {dir: /var/lib/w, budget: 2TiB, rate: 500MB/s, streams: 16}
 sources:
   - {name: hub, type: hub, url: "https://hub.example", tokenFile: /etc/hearth/token, refs: ["org/*"]}
   - {name: nfs, type: dir, root: /models, refs: ["/models/**"]}
+  - {name: next, type: hub, url: "https://node-b:7410", refs: ["org/*"], peer: true}
 models: ["hub://org/name@main"]
 devices: [{id: gpu-0, product: NVIDIA H200}]
 endpoints:
@@ -45,6 +46,9 @@ func TestAConfigurationFileIsReadOverTheDefaultsAndBack(t *testing.T) {
 	}
 	if c.Weights.Budget != 2*units.TiB || c.Weights.SegmentSize != 16*units.MiB || c.Listen.Report != "127.0.0.1:7411" {
 		t.Errorf("read %+v", c)
+	}
+	if !c.FromPeer("next") || c.FromPeer("hub") || c.FromPeer("nfs") || c.FromPeer("none") {
+		t.Errorf("the sources are %+v: one of them is a peer", c.Sources)
 	}
 	text, err := configfile.Marshal(c)
 	if err != nil {
@@ -97,6 +101,9 @@ func TestValidateNamesTheFieldAndWhatWouldBeRight(t *testing.T) {
 		"a hub with a password": {func(c *nodeagent.Config) {
 			c.Sources = []nodeagent.Source{{Name: "a", Type: "hub", URL: "https://u:secret@hub.example", Refs: []string{"*"}}}
 		}, "want a token in tokenFile"},
+		"a folder of a peer": {func(c *nodeagent.Config) {
+			c.Sources = []nodeagent.Source{{Name: "a", Type: "dir", Root: "/m", Refs: []string{"*"}, Peer: true}}
+		}, "sources[0].peer: is for type hub only"},
 		"a bad ref":      {func(c *nodeagent.Config) { c.Models = []string{"x"} }, "models[0]"},
 		"a device twice": {func(c *nodeagent.Config) { c.Devices = []nodeagent.Device{{ID: "a"}, {ID: "a"}} }, "devices[1].id"},
 		"an unknown engine": {func(c *nodeagent.Config) {

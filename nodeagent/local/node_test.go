@@ -39,6 +39,7 @@ type node struct {
 	budget kvtier.Budget
 	weight units.Bytes // budget of the weights store; 0 is the drive's
 	keep   []artifact.Ref
+	began  func(weightcache.Flight) func(weightcache.FlightEnd)
 	socket string // empty: both roles are one process
 
 	store  *weightcache.Store
@@ -108,7 +109,7 @@ func (n *node) start() {
 	n.must(err)
 	n.puller, err = weightcache.NewPuller(weightcache.PullerOptions{
 		Store: n.store, Sources: []weightcache.Rule{{Source: origin, Refs: []string{"org/*"}}}, ScrubEvery: -1,
-		RetryBase: time.Millisecond, RetryMax: 10 * time.Millisecond, SegmentSize: 64 * units.KiB,
+		RetryBase: time.Millisecond, RetryMax: 10 * time.Millisecond, SegmentSize: 64 * units.KiB, Began: n.began,
 	})
 	n.must(err)
 	space, err := kvtier.Open(kvtier.Options{Dir: filepath.Join(n.dir, "kv"), Budget: n.budget})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hearth-dev/hearth/dradriver/stock"
 	"github.com/hearth-dev/hearth/units"
+	"github.com/hearth-dev/hearth/weightcache"
 )
 
 // await asks for a pull, again after each signal, until it is as wanted.
@@ -52,5 +53,21 @@ func TestAClaimAllocatedSpaceThatIsGoneIsToldSoAndGetsItOnceAnotherClaimEnds(t *
 				t.Errorf("claims %v hold something, %v", claims, err)
 			}
 		})
+	}
+}
+
+func TestAPullForAClaimSaysForWhich(t *testing.T) {
+	t.Parallel()
+	_, url := newOrigin(t)
+	flights := make(chan weightcache.Flight, 2)
+	n := newNode(t, url, false, func(n *node) {
+		n.began = func(f weightcache.Flight) func(weightcache.FlightEnd) {
+			flights <- f
+			return func(weightcache.FlightEnd) {}
+		}
+	})
+	n.await("the claim's weights", "cold", "uid-1", func(p stock.Progress) bool { return p.Ready })
+	if f := <-flights; f.Reason != "claim uid-1" || f.Ref != refOf("cold").String() || f.Missing <= 0 {
+		t.Errorf("the flight is told as %+v", f)
 	}
 }
