@@ -29,16 +29,20 @@ type flightRig struct {
 	dial func(ctx context.Context)
 
 	mu      sync.Mutex
-	dialled map[string]uint32          // flight by our address; 0: none
-	carried map[string]map[string]bool // repositories by our address
-	closed  map[string]chan struct{}   // by our address
+	dialled map[ends]uint32          // flight; 0: none
+	carried map[ends]map[string]bool // repositories
+	closed  map[ends]chan struct{}
 }
+
+// ends name a connection by our address and the other: two to different servers
+// may have the same of ours.
+type ends struct{ ours, theirs string }
 
 func newFlightRig(t *testing.T) *flightRig {
 	t.Helper()
 	r := &flightRig{
-		data: bytes.Repeat([]byte("0123456789abcdef"), 4<<10), dialled: map[string]uint32{},
-		carried: map[string]map[string]bool{}, closed: map[string]chan struct{}{},
+		data: bytes.Repeat([]byte("0123456789abcdef"), 4<<10), dialled: map[ends]uint32{},
+		carried: map[ends]map[string]bool{}, closed: map[ends]chan struct{}{},
 	}
 	elsewhere := r.serve(t, func(w http.ResponseWriter, req *http.Request) {
 		if r.hold != nil {
@@ -61,7 +65,7 @@ func newFlightRig(t *testing.T) *flightRig {
 		id, _ := source.FlightOf(ctx)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.dialled[conn.LocalAddr().String()] = id
+		r.dialled[ends{conn.LocalAddr().String(), conn.RemoteAddr().String()}] = id
 		return conn, nil
 	}})
 	if err != nil {
@@ -75,19 +79,20 @@ func newFlightRig(t *testing.T) *flightRig {
 func (r *flightRig) serve(t *testing.T, answer http.HandlerFunc) string {
 	t.Helper()
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		here, _ := req.Context().Value(http.LocalAddrContextKey).(net.Addr)
 		r.mu.Lock()
-		r.carried[req.RemoteAddr][strings.Join(strings.Split(req.URL.Path, "/")[1:3], "/")] = true
+		r.carried[ends{req.RemoteAddr, here.String()}][strings.Join(strings.Split(req.URL.Path, "/")[1:3], "/")] = true
 		r.mu.Unlock()
 		answer(w, req)
 	}))
 	s.Config.ConnState = func(conn net.Conn, state http.ConnState) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		switch address := conn.RemoteAddr().String(); state {
+		switch of := (ends{conn.RemoteAddr().String(), conn.LocalAddr().String()}); state {
 		case http.StateNew:
-			r.carried[address] = map[string]bool{}
+			r.carried[of] = map[string]bool{}
 		case http.StateClosed:
-			close(r.closedLocked(address))
+			close(r.closedLocked(of))
 		}
 	}
 	s.Start()
@@ -96,11 +101,11 @@ func (r *flightRig) serve(t *testing.T, answer http.HandlerFunc) string {
 }
 
 // closedLocked is closed once the other side has seen a connection end.
-func (r *flightRig) closedLocked(address string) chan struct{} {
-	if r.closed[address] == nil {
-		r.closed[address] = make(chan struct{})
+func (r *flightRig) closedLocked(of ends) chan struct{} {
+	if r.closed[of] == nil {
+		r.closed[of] = make(chan struct{})
 	}
-	return r.closed[address]
+	return r.closed[of]
 }
 
 // open asks for all of a file of a repository.
@@ -126,22 +131,22 @@ func (r *flightRig) read(ctx context.Context, repo string) error {
 }
 
 // connections are how many were dialled for a flight so far.
-func (r *flightRig) connections(flight uint32) (addresses []string) {
+func (r *flightRig) connections(flight uint32) (list []ends) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for address, id := range r.dialled {
+	for of, id := range r.dialled {
 		if id == flight {
-			addresses = append(addresses, address)
+			list = append(list, of)
 		}
 	}
-	return addresses
+	return list
 }
 
 // awaitClosed waits until the other side has seen every connection of a flight end.
 func (r *flightRig) awaitClosed(flight uint32) {
-	for _, address := range r.connections(flight) {
+	for _, of := range r.connections(flight) {
 		r.mu.Lock()
-		closed := r.closedLocked(address)
+		closed := r.closedLocked(of)
 		r.mu.Unlock()
 		<-closed
 	}
@@ -181,9 +186,9 @@ func TestNoConnectionCarriesRequestsOfTwoFlights(t *testing.T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	count := map[uint32]int{}
-	for address, id := range r.dialled {
+	for of, id := range r.dialled {
 		count[id]++
-		for repo := range r.carried[address] {
+		for repo := range r.carried[of] {
 			if repo != repos[id] {
 				t.Errorf("a connection dialled for flight %d carried a request for %s", id, repo)
 			}
