@@ -17,6 +17,7 @@ import (
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
 	"github.com/hearth-dev/hearth/nodeagent/local"
+	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 	"github.com/hearth-dev/hearth/nodeagent/report"
 	"github.com/hearth-dev/hearth/weightcache/hubmirror"
 )
@@ -57,7 +58,7 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		servers = append(servers, a.http("socket", listener, &http.Server{Handler: identity.BodyWithin(admin.NewSocket(a.adminOptions()), bodyWithin)}))
 	}
 	if l.Mirror != "" && a.runs(RoleData) {
-		listener, err := a.listenTCP(ctx, "mirror", l.Mirror, files, identity.OpenTLS)
+		listener, err := a.listenTCP(ctx, "mirror", l.Mirror, traffic.Weights, files, identity.OpenTLS)
 		if err != nil {
 			return servers, err
 		}
@@ -68,21 +69,21 @@ func (a *Agent) listen(ctx context.Context) (servers []server, err error) {
 		name, addr = "dataAdmin", l.DataAdmin
 	}
 	if addr != "" {
-		listener, err := a.listenTCP(ctx, name, addr, files, identity.OpenTLS)
+		listener, err := a.listenTCP(ctx, name, addr, traffic.Other, files, identity.OpenTLS)
 		if err != nil {
 			return servers, err
 		}
 		servers = append(servers, a.http(name, listener, &http.Server{Handler: identity.BodyWithin(identity.ForRoles(a.adminHandler(), identity.RoleClient, identity.RoleRouter), bodyWithin)}))
 	}
 	if l.RESP != "" && a.runs(RoleData) && a.space.hasClients() {
-		listener, err := identity.ListenTCP(ctx, l.RESP, identity.StalledTimeout)
+		listener, err := identity.ListenTCP(ctx, l.RESP, identity.StalledTimeout, a.network.mark(traffic.KV))
 		if err != nil {
 			return servers, fmt.Errorf("listen for resp: %w", err)
 		}
 		servers = append(servers, a.respServer(ctx, listener))
 	}
 	if l.KVPeer != "" && a.runs(RoleData) && a.space.cache != nil {
-		listener, err := identity.ListenTCP(ctx, l.KVPeer, identity.StalledTimeout)
+		listener, err := identity.ListenTCP(ctx, l.KVPeer, identity.StalledTimeout, a.network.mark(traffic.KV))
 		if err != nil {
 			return servers, fmt.Errorf("listen for kvPeer: %w", err)
 		}
@@ -121,10 +122,10 @@ func (a *Agent) listenData(ctx context.Context) (server, error) {
 	return a.http("dataSocket", listener, s), nil
 }
 
-// listenTCP binds an address: plain on loopback or where the configuration
-// says insecure, else under the certificates.
-func (a *Agent) listenTCP(ctx context.Context, name, addr string, files identity.Files, secure func(identity.Files) (*tls.Config, error)) (net.Listener, error) {
-	listener, err := identity.ListenTCP(ctx, addr, identity.StalledTimeout)
+// listenTCP binds an address, whose traffic is of a class: plain on loopback or
+// where the configuration says insecure, else under the certificates.
+func (a *Agent) listenTCP(ctx context.Context, name, addr string, class traffic.Class, files identity.Files, secure func(identity.Files) (*tls.Config, error)) (net.Listener, error) {
+	listener, err := identity.ListenTCP(ctx, addr, identity.StalledTimeout, a.network.mark(class))
 	if err != nil {
 		return nil, fmt.Errorf("listen for %s: %w", name, err)
 	}
@@ -157,7 +158,7 @@ func (a *Agent) listenReport(ctx context.Context, addr string, files identity.Fi
 		}
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
-	listener, err := identity.ListenTCP(ctx, addr, 0)
+	listener, err := identity.ListenTCP(ctx, addr, 0, a.network.mark(traffic.Other))
 	if err != nil {
 		return server{}, fmt.Errorf("listen for report: %w", err)
 	}

@@ -19,7 +19,7 @@ type network struct {
 	collector *netattr.Collector
 	scaleouts *scaleout.Book
 	pods      podSeries
-	peers     map[string]bool // sources that are other nodes
+	fromPeer  func(source string) bool // whether it is another node
 }
 
 // buildNetwork loads what the kernel allows, before the first socket of the data
@@ -27,10 +27,7 @@ type network struct {
 func (a *Agent) buildNetwork() {
 	o := a.config.networkOptions()
 	o.Log = a.log
-	n := &network{collector: netattr.New(o), peers: map[string]bool{}}
-	for _, s := range a.config.Sources {
-		_ = s
-	}
+	n := &network{collector: netattr.New(o), fromPeer: a.config.FromPeer}
 	n.scaleouts = scaleout.NewBook(scaleout.Options{Node: a.config.Node, Sampler: n.collector, Fetched: a.fetched, Log: a.log})
 	a.network = n
 }
@@ -41,7 +38,7 @@ func (a *Agent) fetched(flight uint32) int64 { return a.puller.FlightBytes(fligh
 // began begins the record of a pull.
 func (n *network) began(f weightcache.Flight) (ended func(weightcache.FlightEnd)) {
 	end := n.scaleouts.Began(scaleout.Flight{
-		ID: f.ID, Ref: f.Ref, Digest: f.Digest, Source: f.Source, Peer: n.peers[f.Source], Reason: f.Reason, Size: f.Size, Missing: f.Missing,
+		ID: f.ID, Ref: f.Ref, Digest: f.Digest, Source: f.Source, Peer: n.fromPeer(f.Source), Reason: f.Reason, Size: f.Size, Missing: f.Missing,
 	})
 	return func(e weightcache.FlightEnd) { end(scaleout.End{Err: e.Err, Bytes: e.Bytes}) }
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/hearth-dev/hearth/configfile"
 	"github.com/hearth-dev/hearth/durable"
 	"github.com/hearth-dev/hearth/identity"
+	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 )
 
 // reloadPeriod is how often the configuration file's content is looked at.
@@ -152,7 +153,7 @@ func (a *Agent) listenLate(ctx context.Context, serving *sync.WaitGroup) {
 	if a.space == nil || a.config.Listen.RESP == "" || !a.space.hasClients() || a.isBound("resp") {
 		return
 	}
-	listener, err := identity.ListenTCP(ctx, a.config.Listen.RESP, identity.StalledTimeout)
+	listener, err := identity.ListenTCP(ctx, a.config.Listen.RESP, identity.StalledTimeout, a.network.mark(traffic.KV))
 	if err != nil {
 		a.setProblem("resp", "listen.resp is not served: "+err.Error())
 		return

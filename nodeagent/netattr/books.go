@@ -111,6 +111,9 @@ func (b *books) ended(flight uint32) {
 	b.over[flight] = time.Time{} // from the next sample on
 }
 
+// restart says that the kernel's counts begin at 0 again.
+func (b *books) restart() { clear(b.accounts) }
+
 // close takes a reading in and gives what is known after it. source folds what
 // is done with; nil folds nothing.
 func (b *books) close(r reading, source folder) *Snapshot {

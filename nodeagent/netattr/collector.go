@@ -59,6 +59,8 @@ type Source interface {
 	SetRanges(classes map[netip.Prefix]traffic.Class) error
 	Status() (bpf.Status, error)
 	Sensors() []bpf.Sensor
+	// Kept reports whether Counts go on from those of before.
+	Kept() bool
 	Close() error
 }
 

@@ -71,6 +71,9 @@ func (c *Collector) open() {
 		}
 		return
 	}
+	if !source.Kept() {
+		c.books.restart()
+	}
 	c.source, c.failed = source, ""
 	for _, sensor := range source.Sensors() {
 		if sensor.Wanted && !sensor.On {

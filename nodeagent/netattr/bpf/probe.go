@@ -229,6 +229,9 @@ func (p *Probe) overflowSlots() error {
 // Sensors tells what works, the most important first.
 func (p *Probe) Sensors() []Sensor { return slices.Clone(p.sensors) }
 
+// Kept reports whether the counts are those of pins that were there before.
+func (p *Probe) Kept() bool { return p.kept && p.pins != "" }
+
 // On reports whether a sensor works.
 func (p *Probe) On(name string) bool {
 	return slices.ContainsFunc(p.sensors, func(sensor Sensor) bool { return sensor.Name == name && sensor.On })
