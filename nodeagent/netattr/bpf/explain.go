@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,11 +15,14 @@ import (
 
 // explain gives a refusal its cause, as far as the system tells, in place of the
 // advice about memory limits that the library adds to each.
-func explain(err error) error {
+func explain(err error) error { return explainOf(err, loading) }
+
+// explainOf does so for what needs these capabilities.
+func explainOf(err error, needs []capability) error {
 	if err == nil {
 		return nil
 	}
-	if why := cause(err, readFile); why != "" {
+	if why := cause(err, needs, readFile); why != "" {
 		return refusal{why: why, err: err}
 	}
 	return err
@@ -47,13 +51,21 @@ func readFile(path string) string {
 	return string(text)
 }
 
-// Capabilities of capabilities(7).
-var capabilities = []struct {
+// capability is one of capabilities(7).
+type capability struct {
 	name string
 	bit  uint
-}{{"BPF", unix.CAP_BPF}, {"PERFMON", unix.CAP_PERFMON}}
+	// instead is another that does as well.
+	instead uint
+}
 
-func cause(err error, read func(path string) string) string {
+// What loading takes, and what attaching to a cgroup takes besides.
+var (
+	loading   = []capability{{"BPF", unix.CAP_BPF, unix.CAP_SYS_ADMIN}, {"PERFMON", unix.CAP_PERFMON, unix.CAP_SYS_ADMIN}}
+	attaching = append(slices.Clip(loading), capability{"NET_ADMIN", unix.CAP_NET_ADMIN, unix.CAP_NET_ADMIN})
+)
+
+func cause(err error, needs []capability, read func(path string) string) string {
 	switch {
 	case errors.As(err, new(refusal)):
 		return ""
@@ -65,7 +77,7 @@ func cause(err error, read func(path string) string) string {
 		if _, refused := errors.AsType[*ebpf.VerifierError](err); refused {
 			return "the kernel refused the program"
 		}
-		return forbidden(read)
+		return forbidden(needs, read)
 	case errors.Is(err, unix.ENOMEM):
 		return "the kernel has no memory for it: see net.core.optmem_max where sockets are marked"
 	}
@@ -76,11 +88,11 @@ func cause(err error, read func(path string) string) string {
 }
 
 // forbidden says what is missing for a call that was refused with EPERM.
-func forbidden(read func(path string) string) string {
+func forbidden(needs []capability, read func(path string) string) string {
 	missing := []string{}
-	if have, ok := effective(read("/proc/self/status")); ok && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
-		for _, c := range capabilities {
-			if have&(1<<c.bit) == 0 {
+	if have, ok := effective(read("/proc/self/status")); ok {
+		for _, c := range needs {
+			if have&(1<<c.bit|1<<c.instead) == 0 {
 				missing = append(missing, c.name)
 			}
 		}

@@ -54,6 +54,8 @@ type netattrSockState struct {
 	Locality      uint8
 	State         uint8
 	Pad           uint8
+	Fin           uint32
+	Pad2          uint32
 }
 
 // Names of all BPF objects in the ELF.

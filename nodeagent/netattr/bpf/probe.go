@@ -71,7 +71,8 @@ type Probe struct {
 	walker *link.Iter
 	seeder *link.Iter
 
-	walking sync.Mutex // one walk at a time: rows of two would share what passed
+	walking sync.Mutex   // one walk at a time: rows of two would share what passed
+	life    sync.RWMutex // held to read by whoever uses what Close takes away
 }
 
 // Open loads what this kernel and these rights allow. It fails only where not
@@ -131,7 +132,11 @@ func (p *Probe) attach(name string, wanted bool, do func() error) bool {
 		err := do()
 		sensor.On = err == nil
 		if err != nil {
-			sensor.Reason = explain(err).Error()
+			needs := loading
+			if name == SensorDatagrams {
+				needs = attaching
+			}
+			sensor.Reason = explainOf(err, needs).Error()
 			if v, refused := errors.AsType[*ebpf.VerifierError](err); refused {
 				sensor.VerifierLog = fmt.Sprintf("%+v", v)
 			}
@@ -180,7 +185,12 @@ func (p *Probe) attachSockets(spec *ebpf.CollectionSpec) error {
 		return err
 	}
 	p.links = append(p.links, l)
-	return p.keep(netattrProgSockSetState, l)
+	if err := p.keep(netattrProgSockSetState, l); err != nil {
+		// It counts while this process is there.
+		at := slices.IndexFunc(p.sensors, func(sensor Sensor) bool { return sensor.Name == SensorPins })
+		p.sensors[at].On, p.sensors[at].Reason = false, explain(err).Error()
+	}
+	return nil
 }
 
 func (p *Probe) iterator(spec *ebpf.CollectionSpec, name string, over *ebpf.Map) (*link.Iter, error) {
@@ -237,12 +247,15 @@ func (p *Probe) On(name string) bool {
 	return slices.ContainsFunc(p.sensors, func(sensor Sensor) bool { return sensor.Name == name && sensor.On })
 }
 
-// Close detaches what is not pinned. Pinned counts go on.
+// Close detaches what is not pinned. Pinned counts go on. All other methods then
+// fail with os.ErrClosed.
 func (p *Probe) Close() error {
-	p.walking.Lock()
-	defer p.walking.Unlock()
+	p.life.Lock()
+	defer p.life.Unlock()
 	return p.release()
 }
+
+func (p *Probe) closed() bool { return p.maps.Acct == nil }
 
 func (p *Probe) release() error {
 	var errs []error

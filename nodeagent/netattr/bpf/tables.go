@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"github.com/cilium/ebpf"
 
@@ -23,6 +24,11 @@ const (
 // Folded is the cgroup of counts whose cgroup is gone.
 const Folded = ^uint64(0)
 
+// ended is the flight, in the kernel alone, under which counts lie that were
+// folded into a cgroup that lives: the programs go on to write the key without
+// flight, and what a reader adds there could undo what they add meanwhile.
+const ended = ^uint32(0)
+
 // Key is what counts are kept by.
 type Key struct {
 	Cgroup    uint64 // inode of the cgroup's directory; 0: not known
@@ -37,9 +43,21 @@ func (k Key) kernel() netattrKey {
 }
 
 func keyOf(k netattrKey) Key {
+	if k.Flight == ended {
+		k.Flight = 0
+	}
 	return Key{
 		Cgroup: k.Cgroup, Flight: k.Flight, Class: traffic.Class(k.Class), Locality: traffic.Locality(k.Locality), Transport: traffic.Transport(k.Transport),
 	}
+}
+
+// folded is the key that a reader alone writes.
+func (k Key) folded() netattrKey {
+	to := k.kernel()
+	if k.Flight == 0 && k.Cgroup != Folded {
+		to.Flight = ended
+	}
+	return to
 }
 
 func countsOf(c netattrCounts) traffic.Counts {
@@ -55,12 +73,19 @@ func countsOf(c netattrCounts) traffic.Counts {
 // Counts reads all counts. They grow from one read to the next, but for the few
 // bytes of a socket that was read while its counters moved.
 func (p *Probe) Counts() (map[Key]traffic.Counts, error) {
+	p.life.RLock()
+	defer p.life.RUnlock()
+	if p.closed() {
+		return nil, fmt.Errorf("read counts: %w", os.ErrClosed)
+	}
 	all := map[Key]traffic.Counts{}
 	var key netattrKey
 	var value netattrCounts
 	for it := p.maps.Acct.Iterate(); ; {
 		if it.Next(&key, &value) {
-			all[keyOf(key)] = countsOf(value)
+			counts := all[keyOf(key)]
+			counts.Add(countsOf(value))
+			all[keyOf(key)] = counts
 			continue
 		}
 		if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
@@ -74,33 +99,55 @@ func (p *Probe) Counts() (map[Key]traffic.Counts, error) {
 // Not safe for concurrent use. Of several processes over the same pins one alone
 // folds; the others get an error.
 func (p *Probe) Fold(key, into Key) error {
+	p.life.RLock()
+	defer p.life.RUnlock()
+	if p.closed() {
+		return fmt.Errorf("fold counts: %w", os.ErrClosed)
+	}
 	if err := p.own(); err != nil {
 		return fmt.Errorf("fold counts: %w", err)
 	}
+	from := []netattrKey{key.kernel()}
+	if own := key.folded(); own != from[0] {
+		from = append(from, own)
+	}
+	for _, one := range from {
+		if err := p.fold(one, into.folded()); err != nil {
+			return fmt.Errorf("fold counts: %w", explain(err))
+		}
+	}
+	return nil
+}
+
+func (p *Probe) fold(key, into netattrKey) error {
 	var gone, sum netattrCounts
-	if err := p.maps.Acct.LookupAndDelete(key.kernel(), &gone); err != nil {
+	if key == into {
+		return nil
+	}
+	if err := p.maps.Acct.LookupAndDelete(key, &gone); err != nil {
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil
 		}
-		return fmt.Errorf("fold counts: %w", explain(err))
+		return err
 	}
-	to := into.kernel()
-	if err := p.maps.Acct.Lookup(to, &sum); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("fold counts: %w", explain(err))
+	if err := p.maps.Acct.Lookup(into, &sum); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
 	}
 	sum.Received += gone.Received
 	sum.TransmittedAll += gone.TransmittedAll
 	sum.Retransmitted += gone.Retransmitted
 	sum.ReceivedHeaders += gone.ReceivedHeaders
 	sum.TransmittedHeaders += gone.TransmittedHeaders
-	if err := p.maps.Acct.Put(to, sum); err != nil {
-		return fmt.Errorf("fold counts: %w", explain(err))
-	}
-	return nil
+	return p.maps.Acct.Put(into, sum)
 }
 
 // SetPorts replaces the service ports that tell a connection's class.
 func (p *Probe) SetPorts(classes map[uint16]traffic.Class) error {
+	p.life.RLock()
+	defer p.life.RUnlock()
+	if p.closed() {
+		return fmt.Errorf("set ports: %w", os.ErrClosed)
+	}
 	if len(classes) > MaxPorts {
 		return fmt.Errorf("set ports: %d ports, want at most %d", len(classes), MaxPorts)
 	}
@@ -113,6 +160,11 @@ func (p *Probe) SetPorts(classes map[uint16]traffic.Class) error {
 
 // SetRanges replaces the address ranges of other ends that tell a connection's class.
 func (p *Probe) SetRanges(classes map[netip.Prefix]traffic.Class) error {
+	p.life.RLock()
+	defer p.life.RUnlock()
+	if p.closed() {
+		return fmt.Errorf("set ranges: %w", os.ErrClosed)
+	}
 	if len(classes) > MaxRanges {
 		return fmt.Errorf("set ranges: %d ranges, want at most %d", len(classes), MaxRanges)
 	}
@@ -169,6 +221,11 @@ func replace[K comparable](m *ebpf.Map, want map[K]uint32, what string) error {
 // connected, or bound to listen, whose connections are then alike. A socket of
 // MPTCP cannot be marked: its bytes pass on another.
 func (p *Probe) Tag(fd uintptr, class traffic.Class, flight uint32) error {
+	p.life.RLock()
+	defer p.life.RUnlock()
+	if p.closed() {
+		return fmt.Errorf("mark socket as %s: %w", class, os.ErrClosed)
+	}
 	err := p.maps.Socks.Update(uint32(fd), netattrSockState{Class: uint8(class), Flight: flight}, ebpf.UpdateNoExist)
 	if err != nil {
 		return fmt.Errorf("mark socket as %s: %w", class, explain(err))
@@ -186,6 +243,11 @@ type Status struct {
 
 // Status reads the counters of the programs.
 func (p *Probe) Status() (Status, error) {
+	p.life.RLock()
+	defer p.life.RUnlock()
+	if p.closed() {
+		return Status{}, fmt.Errorf("read status of network programs: %w", os.ErrClosed)
+	}
 	var values [4]uint64
 	for i := range values {
 		if err := p.maps.Status.Lookup(uint32(i), &values[i]); err != nil {

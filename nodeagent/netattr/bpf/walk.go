@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/cilium/ebpf/link"
@@ -32,6 +33,11 @@ const rowSize = 40
 func (p *Probe) Walk(each func(Row)) error {
 	p.walking.Lock()
 	defer p.walking.Unlock()
+	p.life.RLock()
+	defer p.life.RUnlock()
+	if p.closed() {
+		return fmt.Errorf("walk sockets: %w", os.ErrClosed)
+	}
 	if p.walker == nil {
 		return fmt.Errorf("walk sockets: %w", errNoWalk)
 	}
@@ -57,11 +63,14 @@ func (p *Probe) Walk(each func(Row)) error {
 
 var errNoWalk = errors.New("the program that walks them is not loaded")
 
-// rowOf reads struct row of c/netattr.bpf.c.
+// rowOf reads struct row of c/netattr.bpf.c. A socket that was read while its
+// counters moved may say less than nothing in the walk after; the counts of its
+// key make up for it, a row is 0 then.
 func rowOf(raw []byte) Row {
 	n := binary.NativeEndian
+	grown := func(at int) uint64 { return uint64(max(0, int64(n.Uint64(raw[at:])))) }
 	return Row{
-		Cgroup: n.Uint64(raw), Received: n.Uint64(raw[8:]), Transmitted: n.Uint64(raw[16:]), Retransmitted: n.Uint32(raw[24:]),
+		Cgroup: n.Uint64(raw), Received: grown(8), Transmitted: grown(16), Retransmitted: n.Uint32(raw[24:]),
 		RTT: time.Duration(n.Uint32(raw[28:])) * time.Microsecond, Class: traffic.Class(raw[32]), Locality: traffic.Locality(raw[33]),
 	}
 }

@@ -48,6 +48,7 @@ struct seq_file;
 
 struct __sk_buff {
 	__u32 len; /* from the network header on, where cgroup programs see it */
+	__u32 pkt_type;
 };
 
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
@@ -151,7 +152,8 @@ enum {
 	IPPROTO_TCP_ = 6,
 	IPPROTO_UDP_ = 17,
 	ETH_HLEN_ = 14,
-	SOCK_DONE_ = 1, /* enum sock_flags: the other side's FIN was read */
+	SOCK_DONE_ = 1, /* enum sock_flags: the other side's FIN was received */
+	PACKET_HOST_ = 0, /* not a broadcast, not a multicast */
 };
 
 /* include/net/tcp_states.h */

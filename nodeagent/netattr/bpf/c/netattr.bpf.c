@@ -6,8 +6,9 @@
  * packet or system call. See NETWORK.md in the folder above.
  *
  * Every count is "what the socket says now, minus what was taken before", the
- * latter exchanged atomically. So two programs, two walks, an old agent and a
- * new one may all count at the same time: what one takes the other finds taken.
+ * latter raised atomically and never lowered. So two programs, two walks, an old
+ * agent and a new one may all count at the same time: what one takes the other
+ * finds taken, and one that read before the other did takes nothing.
  */
 #include "kernel.h"
 
@@ -32,6 +33,8 @@ struct sock_state {
 	__u8 locality;
 	__u8 state; /* NEW, OPEN, or SHUT once its last bytes are taken */
 	__u8 pad;
+	__u32 fin; /* 1 once the other side's FIN, which counts as a byte, was taken off */
+	__u32 pad2;
 };
 enum { NEW, OPEN, SHUT };
 
@@ -141,6 +144,12 @@ INLINE void note(__u32 what)
 INLINE bool v4(struct sock *sk)
 {
 	return sk->__sk_common.skc_family == AF_INET;
+}
+
+/* done gives 1 where the other side's FIN was counted, which is a byte to TCP. */
+INLINE __u32 done(struct sock *sk)
+{
+	return (sk->__sk_common.skc_flags >> SOCK_DONE_) & 1;
 }
 
 INLINE void local_address(struct sock *sk, struct address *to)
@@ -310,33 +319,53 @@ INLINE struct counts *slot(struct key *key)
 	return bpf_map_lookup_elem(&acct, key);
 }
 
+/* RISE makes a function that raises what was taken of a counter to what it says
+ * now, and gives the difference: 0 where another took that much already. A try
+ * that fails is one that another taker won; there are never more than a few. */
+#define RISE(name, type, by)                                                  \
+	INLINE type name(type *taken, type now)                               \
+	{                                                                     \
+		_Pragma("unroll") for (int i = 0; i < 6; i++)                 \
+		{                                                             \
+			type was = *(volatile type *)taken;                   \
+			if ((by)(now - was) <= 0)                             \
+				return 0;                                     \
+			if (__sync_val_compare_and_swap(taken, was, now) == was) \
+				return now - was;                             \
+		}                                                             \
+		return 0;                                                     \
+	}
+RISE(rise, __u64, long long)
+RISE(rise32, __u32, int)
+
 /* take adds what passed since the last take to the counts of the socket's key. */
 INLINE void take(struct sock *sk, struct sock_state *st, struct row *row)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
 	__u64 sent, retransmitted, received;
-	__u32 out, in, header;
+	__u32 out, in, header, fin;
 	struct address remote;
 	struct key key = {};
 	struct counts *c;
 
 	if (!tp)
 		return;
+	/* The flag comes after the byte: who sees it counts both. */
+	fin = done(sk);
 	sent = tp->bytes_sent;
 	retransmitted = tp->bytes_retrans;
 	received = tp->bytes_received;
-	/* The other side's FIN counts as a byte. */
-	if (received && (sk->__sk_common.skc_flags & (1UL << SOCK_DONE_)))
-		received--;
 	out = tp->segs_out;
 	in = tp->segs_in;
 	if (!st->locality && (sent || received))
 		st->locality = settle(sk);
-	sent -= __sync_lock_test_and_set(&st->sent, sent);
-	retransmitted -= __sync_lock_test_and_set(&st->retransmitted, retransmitted);
-	received -= __sync_lock_test_and_set(&st->received, received);
-	out -= __sync_lock_test_and_set(&st->segs_out, out);
-	in -= __sync_lock_test_and_set(&st->segs_in, in);
+	sent = rise(&st->sent, sent);
+	retransmitted = rise(&st->retransmitted, retransmitted);
+	received = rise(&st->received, received);
+	out = rise32(&st->segs_out, out);
+	in = rise32(&st->segs_in, in);
+	/* May be -1, where the walk before took the byte and did not know. */
+	received -= rise32(&st->fin, fin);
 	if (!sent && !received && !out && !in && !retransmitted)
 		return;
 	key.cgroup = st->cgroup;
@@ -403,7 +432,7 @@ int sock_set_state(__u64 *ctx)
 		return 0; /* another program of ours was first */
 	/* A socket may be connected again after it was shut; its counters began anew. */
 	st->sent = st->retransmitted = st->received = 0;
-	st->segs_out = st->segs_in = 0;
+	st->segs_out = st->segs_in = st->fin = 0;
 	st->locality = UNSETTLED;
 	st->cgroup = cgroup;
 	if (!st->class)
@@ -463,11 +492,10 @@ int seed(struct bpf_iter__task_file *ctx)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
+	fresh.fin = done(sk);
 	fresh.sent = tp->bytes_sent;
 	fresh.retransmitted = tp->bytes_retrans;
 	fresh.received = tp->bytes_received;
-	if (fresh.received && (sk->__sk_common.skc_flags & (1UL << SOCK_DONE_)))
-		fresh.received--;
 	fresh.segs_out = tp->segs_out;
 	fresh.segs_in = tp->segs_in;
 	fresh.cgroup = cgroup;
@@ -531,7 +559,8 @@ INLINE int datagram(struct __sk_buff *skb, bool out)
 		key.locality = SAME_NODE;
 	else
 		key.locality = OFF_NODE;
-	if (out && !loops(&local) && !bpf_map_lookup_elem(&here, &local))
+	/* Whoever only receives has its address from a packet that was for it alone. */
+	if ((out || skb->pkt_type == PACKET_HOST_) && !loops(&local) && !bpf_map_lookup_elem(&here, &local))
 		bpf_map_update_elem(&here, &local, &one, ANY);
 	key.cgroup = bpf_skb_cgroup_id(skb);
 	key.transport = NON_TCP;
