@@ -44,8 +44,10 @@ test-vllm: build vllm-root ## the real vLLM through mirror, views and router
 	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 30m -tags vllm ./test/vllm/...
 torture: build ## kill the real agent ROUNDS times (default 100, and 20 with a KV store) amid work and origin faults
 	go run ./test/torture -rounds $(or $(ROUNDS),100) -kv $(or $(ROUNDS),20) -seed $(or $(SEED),0)
-test-root: build ## the real agent on full, read-only and vanishing file systems; needs root
-	HEARTH_AGENT=$(CURDIR)/bin/hearth-agent go test -count=1 -timeout 10m -tags root ./test/torture/drives/
+test-root: build ## the real agent on full, read-only and vanishing file systems, and network accounting in this kernel; needs root
+	HEARTH_AGENT=$(CURDIR)/bin/hearth-agent go test -count=1 -timeout 20m -p 1 -tags root ./test/torture/drives/ ./nodeagent/netattr/...
+root-core: ## network accounting in this kernel, the part that every change runs; needs root
+	go test -count=1 -short -timeout 5m -p 1 -tags root ./nodeagent/netattr/...
 soak: build ## load routers for SOAK (default 10m) while all sorts of things fail; SEED repeats a run
 	HEARTH_BIN=$(CURDIR)/bin/hearth go test -count=1 -timeout 0 -tags soak -run TestTheBooks -v ./test/soak
 images: ## build Hearth's images as archives into bin/images, without Docker; TAG names them (default dev)
@@ -61,4 +63,4 @@ e2e-core: build ## Hearth on a real Kubernetes of two nodes, the part that every
 e2e-full: build ## all of it: kubelets, API servers and roles that fail, reboots, updates under load, uninstall
 	scripts/e2e full
 
-.PHONY: e2e-core e2e-full images lab lab-down lab-check soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
+.PHONY: root-core e2e-core e2e-full images lab lab-down lab-check soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
