@@ -1,0 +1,46 @@
+//go:build root
+
+package bpf
+
+import (
+	"errors"
+
+	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
+	"github.com/hearth-dev/hearth/test/netns/mover"
+)
+
+// Agent is a Probe in a process of its own, for tests that end it or take its
+// rights away. Its methods have the form of net/rpc.
+type Agent struct {
+	probe *Probe
+}
+
+// Open opens the Probe.
+func (a *Agent) Open(opts Options, _ *mover.Nothing) (err error) {
+	a.probe, err = Open(opts)
+	return err
+}
+
+// Sensors tells of its sensors.
+func (a *Agent) Sensors(_ mover.Nothing, sensors *[]Sensor) error {
+	*sensors = a.probe.Sensors()
+	return nil
+}
+
+// Reading is all counts, as a list.
+type Reading struct {
+	Keys   []Key
+	Counts []traffic.Counts
+}
+
+// Read walks and reads the counts.
+func (a *Agent) Read(_ mover.Nothing, r *Reading) error {
+	if err := a.probe.Walk(func(Row) {}); err != nil {
+		return err
+	}
+	counts, err := a.probe.Counts()
+	for key, c := range counts {
+		r.Keys, r.Counts = append(r.Keys, key), append(r.Counts, c)
+	}
+	return errors.Join(err)
+}
