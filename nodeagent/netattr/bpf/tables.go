@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 )
@@ -218,13 +219,16 @@ func replace[K comparable](m *ebpf.Map, want map[K]uint32, what string) error {
 }
 
 // Tag says whose a socket is, by its descriptor in this process: before it is
-// connected, or bound to listen, whose connections are then alike. A socket of
-// MPTCP cannot be marked: its bytes pass on another.
+// connected, or bound to listen, whose connections are then alike. Later it is
+// refused, and so is a socket of MPTCP: its bytes pass on others.
 func (p *Probe) Tag(fd uintptr, class traffic.Class, flight uint32) error {
 	p.life.RLock()
 	defer p.life.RUnlock()
 	if p.closed() {
 		return fmt.Errorf("mark socket as %s: %w", class, os.ErrClosed)
+	}
+	if kind, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PROTOCOL); err == nil && kind == unix.IPPROTO_MPTCP {
+		return fmt.Errorf("mark socket as %s: %w", class, errMultipath)
 	}
 	err := p.maps.Socks.Update(uint32(fd), netattrSockState{Class: uint8(class), Flight: flight}, ebpf.UpdateNoExist)
 	if err != nil {
@@ -232,6 +236,8 @@ func (p *Probe) Tag(fd uintptr, class traffic.Class, flight uint32) error {
 	}
 	return nil
 }
+
+var errMultipath = errors.New("it is one of MPTCP, whose bytes pass on others (turn it off: SetMultipathTCP(false))")
 
 // Status counts what the programs did since the maps were made.
 type Status struct {

@@ -108,7 +108,16 @@ struct sock {
 	struct sock_cgroup_data sk_cgrp_data;
 };
 
+struct inet_sock {
+	__be16 inet_sport;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+};
+
 struct tcp_sock {
+	struct inet_connection_sock inet_conn;
 	__u16 tcp_header_len;
 	__u32 segs_in;
 	__u32 segs_out;

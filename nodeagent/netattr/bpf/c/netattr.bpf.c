@@ -264,7 +264,7 @@ INLINE __u32 classify(struct sock *sk, enum side side)
 
 /* settle decides how far the other end is. It is asked once payload has passed:
  * then whoever accepted the connection on this node has been seen. */
-INLINE __u8 settle(struct sock *sk)
+INLINE __u8 settle(struct sock *sk, struct tcp_sock *tp)
 {
 	struct address remote, local;
 	struct end end = {};
@@ -276,7 +276,8 @@ INLINE __u8 settle(struct sock *sk)
 	if (bpf_map_lookup_elem(&here, &remote))
 		return SAME_NODE;
 	end.address = local;
-	end.port = sk->__sk_common.skc_num;
+	/* skc_num is 0 once the socket is closed. */
+	end.port = bpf_ntohs(tp->inet_conn.icsk_inet.inet_sport);
 	if (bpf_map_lookup_elem(&accepted, &end))
 		return SAME_NODE;
 	return OFF_NODE;
@@ -358,7 +359,7 @@ INLINE void take(struct sock *sk, struct sock_state *st, struct row *row)
 	out = tp->segs_out;
 	in = tp->segs_in;
 	if (!st->locality && (sent || received))
-		st->locality = settle(sk);
+		st->locality = settle(sk, tp);
 	sent = rise(&st->sent, sent);
 	retransmitted = rise(&st->retransmitted, retransmitted);
 	received = rise(&st->received, received);
