@@ -15,9 +15,12 @@ type Agent struct {
 	probe *Probe
 }
 
+// Wish is what an Agent's Probe is opened with.
+type Wish struct{ Pins, Datagrams string }
+
 // Open opens the Probe.
-func (a *Agent) Open(opts Options, _ *mover.Nothing) (err error) {
-	a.probe, err = Open(opts)
+func (a *Agent) Open(w Wish, _ *mover.Nothing) (err error) {
+	a.probe, err = Open(Options{Pins: w.Pins, Datagrams: w.Datagrams})
 	return err
 }
 

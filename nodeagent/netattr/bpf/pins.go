@@ -104,7 +104,7 @@ func (p *Probe) keep(name string, l link.Link) error {
 		return nil
 	}
 	path := filepath.Join(p.pins, "link_"+name)
-	next := path + ".next"
+	next := path + "_next" // a BPF file system takes no dots
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("pin %s: %w", name, err)
 	}
