@@ -62,5 +62,7 @@ e2e-core: build ## Hearth on a real Kubernetes of two nodes, the part that every
 	scripts/e2e core
 e2e-full: build ## all of it: kubelets, API servers and roles that fail, reboots, updates under load, uninstall
 	scripts/e2e full
+kernels: ## boot the kernels of nodes, or KERNELS=5.10,6.1 of them, under software emulation, with the tests of eBPF in each; no root
+	go test -count=1 -timeout 90m -tags kernels -run TestSuitesHoldInAllKernels -v ./test/kernels/
 
-.PHONY: root-core e2e-core e2e-full images lab lab-down lab-check soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
+.PHONY: kernels root-core e2e-core e2e-full images lab lab-down lab-check soak torture test-root help build demo demo-check demo-real test race lint generate bench bench-peers crash fuzz outside-deps outside-fast outside-deps-full outside-full outside-deps-load vllm-root test-vllm
