@@ -39,6 +39,10 @@ var Suites = []Suite{
 		Name: "probe", Package: "test/kernels/probe",
 		Run: map[Support]string{Full: ".", Degraded: "."},
 	},
+	{
+		Name: "bpf", Package: "nodeagent/netattr/bpf",
+		Run: map[Support]string{Full: ".", Degraded: "Degraded"},
+	},
 }
 
 // Kernel is a row of the table: a kernel, where it comes from and what is

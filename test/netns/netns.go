@@ -44,7 +44,7 @@ func New(t testing.TB) *Namespace {
 	if err := <-made; err != nil {
 		t.Fatalf("make network namespace: %v", err)
 	}
-	network, err := netlink.NewHandleAt(handles.NsHandle(n.at.Fd()))
+	network, err := netlink.NewHandleAt(handles.NsHandle(n.at.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
 		t.Fatalf("speak to network namespace: %v", err)
 	}
