@@ -88,7 +88,10 @@ func (a *Agent) buildData() error {
 	if err != nil {
 		return err
 	}
-	a.inside, err = local.NewInProcess(local.Options{Store: a.store, Puller: a.puller, KV: a.space, KVFill: a.space.fill.told, Log: a.log})
+	a.inside, err = local.NewInProcess(local.Options{
+		Store: a.store, Puller: a.puller, KV: a.space, KVFill: a.space.fill.told, Log: a.log,
+		SetPods: a.network.collector.SetPods, Network: a.network.seen, ScaleOuts: a.network.scaleouts.List,
+	})
 	if err != nil {
 		return err
 	}
@@ -142,6 +145,7 @@ func (a *Agent) startData(running context.Context, start func(name string, run f
 	start("views", func() error { return a.publishViews(running) })
 	start("access", func() error { return a.checkAccess(running) })
 	a.network.run(running, start)
+	start("network state", func() error { return a.network.follow(running, a.inside.NetworkChanged) })
 	for _, ref := range a.keep {
 		start("keep", func() error { return a.keepReady(running, ref) })
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/dradriver/stock"
+	"github.com/hearth-dev/hearth/nodeagent/netattr"
+	"github.com/hearth-dev/hearth/nodeagent/scaleout"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -24,6 +26,12 @@ type Options struct {
 	KV KVSpace
 	// KVFill tells the fill of the KV store as it is told last; nil is none.
 	KVFill func() *KVFill
+	// SetPods takes the pods of this node; nil takes none.
+	SetPods func([]netattr.Pod)
+	// Network and ScaleOuts tell of the network, NetworkChanged when they differ;
+	// nil is nothing.
+	Network   func() *Network
+	ScaleOuts func() []scaleout.Record
 	// Sysfs is where the kernel shows its devices; empty means /sys.
 	Sysfs string
 	Log   *slog.Logger
@@ -35,12 +43,16 @@ type InProcess struct {
 	puller *weightcache.Puller
 	space  KVSpace
 	fill   func() *KVFill
+	pods   func([]netattr.Pod)
+	net    func() *Network
+	scaled func() []scaleout.Record
 	claims *weightcache.ClaimLeases
 	log    *slog.Logger
 	epoch  int64
 
 	drive   stock.Drive // without Free
 	weights atomic.Pointer[stock.Weights]
+	state   signals      // of all that Snapshot gives
 	changed signals      // of weights, and of ended
 	budget  signals      // of what claims may take of the KV space
 	ended   atomic.Int64 // pulls for claims that ended, whatever their end
@@ -71,7 +83,7 @@ func NewInProcess(opts Options) (*InProcess, error) {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	w := &InProcess{
-		store: opts.Store, puller: opts.Puller, space: opts.KV, fill: opts.KVFill, claims: claims, log: opts.Log, epoch: time.Now().UnixNano(),
+		store: opts.Store, puller: opts.Puller, space: opts.KV, fill: opts.KVFill, pods: opts.SetPods, net: opts.Network, scaled: opts.ScaleOuts, claims: claims, log: opts.Log, epoch: time.Now().UnixNano(),
 		drive: driveOf(opts.Store.Dir(), opts.Sysfs), told: map[artifact.Digest]description{},
 		viewed: make(chan struct{}, 1), lending: make(chan struct{}, 1), lent: map[string]*weightcache.Lease{}, pulls: map[pullKey]*claimPull{},
 	}
@@ -114,6 +126,7 @@ func (w *InProcess) Run(ctx context.Context) error {
 		defer w.mu.Unlock()
 		w.base = nil
 	}()
+	w.all.Go(func() { w.pass(ctx) })
 	changed, cancel := w.store.Subscribe()
 	defer cancel()
 	look := time.NewTicker(freeEvery)
@@ -131,11 +144,32 @@ func (w *InProcess) Run(ctx context.Context) error {
 	}
 }
 
+// pass carries the store's signals to subscribers at once, however long Run takes
+// to look at an artifact.
+func (w *InProcess) pass(ctx context.Context) {
+	changed, cancel := w.store.Subscribe()
+	defer cancel()
+	for {
+		w.state.notify()
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
 // Snapshot implements Data.
 func (w *InProcess) Snapshot() (State, bool) {
 	state := State{Epoch: w.epoch, Models: w.Models(), Space: w.usage(), PullsEnded: w.ended.Load()}
 	if w.fill != nil {
 		state.KV = w.fill()
+	}
+	if w.net != nil {
+		state.Network = w.net()
+	}
+	if w.scaled != nil {
+		state.ScaleOuts = toldScaleOuts(w.scaled())
 	}
 	return state, true
 }
@@ -160,8 +194,8 @@ func (w *InProcess) usage() Space {
 // Models is the state of every ref, by ref.
 func (w *InProcess) Models() []weightcache.Status { return w.puller.List() }
 
-// Subscribe implements Data.
-func (w *InProcess) Subscribe() (<-chan struct{}, func()) { return w.store.Subscribe() }
+// Subscribe implements Data. What the store signals comes while Run runs.
+func (w *InProcess) Subscribe() (<-chan struct{}, func()) { return w.state.subscribe() }
 
 // Ensure waits until a ref is Ready and engines can read its views, where it
 // may have any.

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"github.com/hearth-dev/hearth/dradriver/stock"
+	"github.com/hearth-dev/hearth/nodeagent/netattr"
+	"github.com/hearth-dev/hearth/nodeagent/scaleout"
 	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -31,6 +33,11 @@ type Data interface {
 	// are the holders whose artifact the store does not know. Errors wrap
 	// stock.ErrUnavailable.
 	Lend(ctx context.Context, holders map[string]artifact.Digest) (missing []string, err error)
+	// SetPods says which pods are on this node: all of them each time, at most
+	// MaxPods. They are forgotten with the data role: a new Epoch asks for them
+	// again. Errors wrap stock.ErrUnavailable, or artifact.ErrInvalid for what is
+	// no list of pods.
+	SetPods(ctx context.Context, pods []netattr.Pod) error
 	// Cache is the weight cache as claims see it, KV the KV space.
 	Cache() stock.Cache
 	KV() stock.KV
@@ -50,6 +57,12 @@ type State struct {
 	PullsEnded int64
 	// KV is the fill of the KV store; nil where the node has none.
 	KV *KVFill
+	// Network is how much is seen of who moves bytes over the network; nil where
+	// the data role does not say.
+	Network *Network
+	// ScaleOuts are the records of pulls without their series: those that run,
+	// then at most 16 that ended, the latest first, as far as 256 KiB hold them.
+	ScaleOuts []scaleout.Record
 	// Problems are texts for people; empty where both roles are one process,
 	// which has them already.
 	Problems []string

@@ -22,7 +22,7 @@ func TestTheDataRoleKeepsWhatTheControlRoleIsPromised(t *testing.T) {
 			n := newNode(t, url, apart, nil)
 			localtest.Data(t, localtest.Rig{
 				Data: n.data, Good: n.warm("warm"), Remove: n.remove, Leases: func() []string { return holders(n.inside.Leases()) },
-				Warm: func() { n.warm("cold") },
+				Warm: func() { n.warm("cold") }, Pods: n.toldPods, Network: n.see,
 			})
 		})
 	}

@@ -8,12 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent/local"
+	"github.com/hearth-dev/hearth/nodeagent/netattr"
+	"github.com/hearth-dev/hearth/nodeagent/scaleout"
 	"github.com/hearth-dev/hearth/test/sim/hub"
 	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache"
@@ -47,6 +50,11 @@ type node struct {
 	inside *local.InProcess
 	data   local.Data
 	stop   func()
+
+	mu      sync.Mutex
+	pods    []netattr.Pod
+	network *local.Network
+	records []scaleout.Record
 }
 
 // newOrigin serves small generated models as org/warm, org/cold and org/restricted.
@@ -114,7 +122,18 @@ func (n *node) start() {
 	n.must(err)
 	space, err := kvtier.Open(kvtier.Options{Dir: filepath.Join(n.dir, "kv"), Budget: n.budget})
 	n.must(err)
-	n.inside, err = local.NewInProcess(local.Options{Store: n.store, Puller: n.puller, KV: space})
+	n.inside, err = local.NewInProcess(local.Options{
+		Store: n.store, Puller: n.puller, KV: space,
+		SetPods: func(pods []netattr.Pod) { n.locked(func() { n.pods = pods }) },
+		Network: func() (seen *local.Network) {
+			n.locked(func() { seen = n.network })
+			return seen
+		},
+		ScaleOuts: func() (list []scaleout.Record) {
+			n.locked(func() { list = slices.Clone(n.records) })
+			return list
+		},
+	})
 	n.must(err)
 	n.data = n.inside
 	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
@@ -158,6 +177,24 @@ func (n *node) start() {
 		}
 		n.must(errors.Join(n.puller.Wait(context.WithoutCancel(ctx)), space.Close(), n.store.Close()))
 	}
+}
+
+func (n *node) locked(do func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	do()
+}
+
+// toldPods are the pods that the data role was told last.
+func (n *node) toldPods() (pods []netattr.Pod) {
+	n.locked(func() { pods = n.pods })
+	return pods
+}
+
+// see changes what the data role tells of the network.
+func (n *node) see(seen local.Network, records []scaleout.Record) {
+	n.locked(func() { n.network, n.records = &seen, slices.Clone(records) })
+	n.inside.NetworkChanged()
 }
 
 // until waits for what comes by itself.

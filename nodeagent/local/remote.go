@@ -163,7 +163,10 @@ func (r *Remote) take(data []byte) error {
 	if l.Epoch == 0 {
 		return nil
 	}
-	state := State{Epoch: l.Epoch, Models: make([]weightcache.Status, 0, len(l.Models)), Space: l.Space, PullsEnded: l.PullsEnded, Problems: l.Problems, KV: l.KVFill}
+	state := State{
+		Epoch: l.Epoch, Models: make([]weightcache.Status, 0, len(l.Models)), Space: l.Space, PullsEnded: l.PullsEnded, Problems: l.Problems, KV: l.KVFill,
+		Network: l.Network, ScaleOuts: l.ScaleOuts,
+	}
 	for _, m := range l.Models {
 		state.Models = append(state.Models, m.status())
 	}

@@ -67,6 +67,9 @@ func NewHandler(opts HandlerOptions) *Handler {
 		missing, err := data.Lend(ctx, c.Holders)
 		return lendAnswer{missing}, err
 	})
+	post(h, pathPods, maxPodsBody, func(ctx context.Context, c podsCall) (nothing, error) {
+		return nothing{}, data.SetPods(ctx, c.Pods)
+	})
 	post(h, pathHold, maxCallBody, func(ctx context.Context, c holdCall) (stock.Views, error) {
 		return weights.Hold(ctx, c.Digest, c.Claim)
 	})
@@ -250,7 +253,10 @@ func (h *Handler) state(w http.ResponseWriter, r *http.Request) {
 
 func (h *Handler) line() ([]byte, error) {
 	state, _ := h.opts.Data.Snapshot()
-	l := line{KVFill: state.KV, Epoch: state.Epoch, Models: make([]model, 0, len(state.Models)), Space: state.Space, PullsEnded: state.PullsEnded}
+	l := line{
+		KVFill: state.KV, Epoch: state.Epoch, Models: make([]model, 0, len(state.Models)), Space: state.Space, PullsEnded: state.PullsEnded,
+		Network: state.Network, ScaleOuts: state.ScaleOuts,
+	}
 	for _, s := range state.Models {
 		l.Models = append(l.Models, modelOf(s))
 	}

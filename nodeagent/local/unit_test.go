@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/dradriver/stock"
+	"github.com/hearth-dev/hearth/nodeagent/scaleout"
 	"github.com/hearth-dev/hearth/units"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
@@ -293,7 +294,14 @@ var golden = line{
 		}},
 		Drive: stock.Drive{Tier: "nvme", Free: units.GiB, PCIRoot: "pci0000:17"},
 	},
-	KV: stock.Space{Memory: 4 * units.GiB, NVMe: 40 * units.GiB},
+	KV:      stock.Space{Memory: 4 * units.GiB, NVMe: 40 * units.GiB},
+	Network: &Network{Sight: "partial", Reason: "seed: no", Off: []Sensor{{Name: "seed", Reason: "no"}}},
+	ScaleOuts: []scaleout.Record{{
+		ID: "1z", Node: "n", State: scaleout.StateRunning, Ref: "hub://org/name@main", Digest: "01", Reason: "claim", Start: time.Unix(6, 0).UTC(),
+		SizeBytes: 5, MissingBytes: 4, Sources: []scaleout.Source{{Name: "hub", Kind: scaleout.KindOrigin, Bytes: 3}},
+		Connections: scaleout.Bytes{Received: 4, Transmitted: 1}, Visible: "partial", Unseen: "seed: no",
+		Shares: []scaleout.Share{{Pod: "a/b", Class: "serving", Locality: "off_node", Bytes: scaleout.Bytes{Received: 2}}},
+	}},
 }
 
 func TestALineOfStateIsWhatItsPageSays(t *testing.T) {

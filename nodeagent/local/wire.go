@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/dradriver/stock"
+	"github.com/hearth-dev/hearth/nodeagent/netattr"
+	"github.com/hearth-dev/hearth/nodeagent/scaleout"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -35,6 +37,7 @@ const (
 	pathPrefix       = "/local/v1/"
 	pathState        = pathPrefix + "state"
 	pathLend         = pathPrefix + "lend"
+	pathPods         = pathPrefix + "pods"
 	pathHold         = pathPrefix + "hold"
 	pathPull         = pathPrefix + "pull"
 	pathRelease      = pathPrefix + "release"
@@ -56,6 +59,9 @@ type line struct {
 	Weights    *stock.Weights `json:"weights,omitempty"` // nil while nothing is known
 	KV         stock.Space    `json:"kv,omitzero"`
 	KVFill     *KVFill        `json:"kvFill,omitempty"`
+	Network    *Network       `json:"network,omitempty"`
+	// ScaleOuts have no series.
+	ScaleOuts []scaleout.Record `json:"scaleOuts,omitempty"`
 }
 
 // model is a weightcache.Status.
@@ -100,6 +106,9 @@ type (
 	}
 	lendAnswer struct {
 		Missing []string `json:"missing,omitempty"`
+	}
+	podsCall struct {
+		Pods []netattr.Pod `json:"pods"`
 	}
 	claimsAnswer struct {
 		Claims []string `json:"claims"`

@@ -6,11 +6,18 @@ package localtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/hearth-dev/hearth/nodeagent/local"
+	"github.com/hearth-dev/hearth/nodeagent/netattr"
+	"github.com/hearth-dev/hearth/nodeagent/scaleout"
 	"github.com/hearth-dev/hearth/weightcache"
 	"github.com/hearth-dev/hearth/weightcache/artifact"
 )
@@ -29,6 +36,10 @@ type Rig struct {
 	Leases func() []string
 	// Warm makes one more ref Ready.
 	Warm func()
+	// Pods are those that the data role was told last.
+	Pods func() []netattr.Pod
+	// Network changes what the data role tells of the network.
+	Network func(seen local.Network, records []scaleout.Record)
 }
 
 // Data checks one implementation.
@@ -51,11 +62,16 @@ func Data(t *testing.T, rig Rig) {
 		return ok && ready(state) == 2
 	})
 	checkLend(t, rig)
+	checkPods(t, rig)
+	checkNetwork(t, rig, changed)
 
 	ended, end := context.WithCancel(ctx)
 	end()
 	if _, err := rig.Data.Lend(ended, map[string]artifact.Digest{"late": rig.Good.Digest}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Lend under an ended context gave %v", err)
+	}
+	if err := rig.Data.SetPods(ended, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("SetPods under an ended context gave %v", err)
 	}
 	if err := rig.Remove(rig.Good.Digest); err != nil {
 		t.Errorf("what nothing holds could not be removed: %v", err)
@@ -97,6 +113,75 @@ func checkLend(t *testing.T, rig Rig) {
 	}
 	if _, err := rig.Data.Lend(t.Context(), nil); err != nil || len(rig.Leases()) != 0 {
 		t.Errorf("after an empty Lend (%v) the leases are %v", err, rig.Leases())
+	}
+}
+
+// checkPods tells which pods there are: as often as one likes, and whole.
+func checkPods(t *testing.T, rig Rig) {
+	t.Helper()
+	pods := []netattr.Pod{{UID: "1", Namespace: "llm", Name: "engine-0", Engine: true}, {UID: "2", Namespace: "llm", Name: "tool"}}
+	for _, list := range [][]netattr.Pod{pods, pods, pods[1:], nil} {
+		if err := rig.Data.SetPods(t.Context(), list); err != nil {
+			t.Errorf("SetPods of %v: %v", list, err)
+		}
+		if got := rig.Pods(); !slices.Equal(got, list) {
+			t.Errorf("after SetPods of %v the pods are %v", list, got)
+		}
+	}
+	many := make([]netattr.Pod, local.MaxPods+1)
+	long := strings.Repeat("n", 253)
+	for i := range many {
+		many[i] = netattr.Pod{UID: fmt.Sprintf("%0128d", i), Namespace: long, Name: long, Engine: true}
+	}
+	if err := rig.Data.SetPods(t.Context(), many[1:]); err != nil || len(rig.Pods()) != local.MaxPods {
+		t.Errorf("SetPods of as many as there may be gave %v and %d pods", err, len(rig.Pods()))
+	}
+	for name, list := range map[string][]netattr.Pod{
+		"more than there may be": many, "no UID": {{Name: "n"}}, "an endless UID": {{UID: strings.Repeat("u", 129)}},
+		"an endless name": {{UID: "1", Name: long + "n"}}, "an endless namespace": {{UID: "1", Namespace: long + "n"}},
+	} {
+		if err := rig.Data.SetPods(t.Context(), list); !errors.Is(err, artifact.ErrInvalid) {
+			t.Errorf("SetPods of %s gave %v", name, err)
+		}
+	}
+	if len(rig.Pods()) != local.MaxPods {
+		t.Errorf("what was refused left %d pods", len(rig.Pods()))
+	}
+}
+
+// checkNetwork changes what is seen and which scale-outs there are.
+func checkNetwork(t *testing.T, rig Rig, changed <-chan struct{}) {
+	t.Helper()
+	seen := local.Network{Sight: "partial", Reason: "seed: not permitted", Off: []local.Sensor{{Name: "seed", Reason: "not permitted"}}}
+	records := []scaleout.Record{{
+		ID: "1", State: scaleout.StateRunning, Start: time.Unix(5, 0).UTC(), Sources: []scaleout.Source{{Name: "hub", Kind: scaleout.KindOrigin, Bytes: 4}},
+		Shares: []scaleout.Share{{Pod: "llm/engine-0", Class: "serving", Locality: "off_node", Bytes: scaleout.Bytes{Received: 3}}},
+		Series: []scaleout.Point{{Seconds: 1}},
+	}}
+	for i := range 20 {
+		records = append(records, scaleout.Record{ID: strconv.Itoa(100 - i), State: scaleout.StateReady, Shares: []scaleout.Share{}})
+	}
+	rig.Network(seen, records)
+	var state local.State
+	until(t, changed, "what is seen of the network", func() bool {
+		state, _ = rig.Data.Snapshot()
+		return seen.Equal(state.Network)
+	})
+	want := slices.Clone(records[:17])
+	want[0].Series = nil
+	if difference := cmp.Diff(want, state.ScaleOuts); difference != "" {
+		t.Errorf("the scale-outs are not those that run and the latest 16 without their course: %s", difference)
+	}
+	for i := range records {
+		records[i].State, records[i].Shares = scaleout.StateRunning, make([]scaleout.Share, 200)
+	}
+	rig.Network(local.Network{Sight: "full"}, records)
+	until(t, changed, "more scale-outs than there is room for", func() bool {
+		state, _ = rig.Data.Snapshot()
+		return state.Network != nil && state.Network.Sight == "full"
+	})
+	if n := len(state.ScaleOuts); n == 0 || n == len(records) || state.ScaleOuts[0].ID != "1" {
+		t.Errorf("of %d large scale-outs %d were told", len(records), n)
 	}
 }
 
