@@ -30,6 +30,7 @@ type cluster struct {
 	classic   *kube.Classic // nil where no GPUs are published
 	devices   dradriver.Inventory
 	offered   *offered // what is published of devices; nil without classic
+	pods      *kube.Pods
 	engines   *kube.Engines
 }
 
@@ -84,8 +85,9 @@ func (c *cluster) build(a *Agent, clientset kubernetes.Interface) error {
 	if err != nil {
 		return err
 	}
+	c.pods = kube.NewPods(kube.PodsOptions{Client: clientset, Node: a.config.Node, Log: a.log})
 	c.engines = kube.NewEngines(kube.EnginesOptions{
-		Client: clientset, Node: a.config.Node, Devices: c.driver.DevicesOfPod, DevicesChanged: c.driver.HeldChanged(), Set: a.poller.Set,
+		Pods: c.pods, Devices: c.driver.DevicesOfPod, DevicesChanged: c.driver.HeldChanged(), Set: a.poller.Set,
 		Room: endpoints.MaxEndpoints - len(a.config.Endpoints), Log: a.log,
 	})
 	if pools.GPUs {
@@ -120,6 +122,8 @@ func (c *cluster) run(ctx context.Context, a *Agent, start func(name string, run
 		return ending(ctx, c.publisher.Run(ctx))
 	})
 	start("API server", func() error { return c.client.Run(ctx) })
+	start("pods", func() error { return c.pods.Run(ctx) })
+	start("names of pods", func() error { return c.pods.Tell(ctx, a.data) })
 	start("engines of pods", func() error { return c.engines.Run(ctx) })
 	sources := dradriver.Sources{Devices: c.devices, Cache: a.cache, KV: a.kv, Cold: c.driver}
 	if c.classic != nil {

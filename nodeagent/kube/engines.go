@@ -10,11 +10,6 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/endpoints"
@@ -33,8 +28,8 @@ const (
 
 // EnginesOptions are what Engines are told.
 type EnginesOptions struct {
-	Client kubernetes.Interface
-	Node   string // this node's name, as its Node object has it
+	// Pods are those of this node. They do not run yet.
+	Pods *Pods
 	// Devices gives the ids of the devices that a pod, by its UID, has by claims.
 	Devices func(podUID string) []string
 	// DevicesChanged holds a signal after Devices gives others; nil never does.
@@ -46,61 +41,31 @@ type EnginesOptions struct {
 	Log  *slog.Logger // nil discards
 }
 
-// Engines follows the pods of this node that are engines, and tells where they
+// Engines watches for the pods of this node that are engines, and tells where they
 // answer. What they do there is read by others.
 type Engines struct {
-	opts     EnginesOptions
-	informer cache.SharedIndexInformer
-	changed  chan struct{} // capacity 1
-	told     []endpoints.Endpoint
-	leftOut  int
-	odd      map[string]string // by pod, why it is no engine
+	opts    EnginesOptions
+	changed chan struct{} // capacity 1
+	told    []endpoints.Endpoint
+	leftOut int
+	odd     map[string]string // by pod, why it is no engine
 }
 
-// NewEngines makes Engines; Run follows the pods.
+// NewEngines makes Engines; Run tells of them.
 func NewEngines(opts EnginesOptions) *Engines {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	e := &Engines{opts: opts, changed: make(chan struct{}, 1)}
-	here := fields.OneTermEqualSelector("spec.nodeName", opts.Node).String()
-	e.informer = coreinformers.NewFilteredPodInformer(opts.Client, metav1.NamespaceAll, 0, nil, func(o *metav1.ListOptions) {
-		o.LabelSelector, o.FieldSelector = EngineLabel, here
-	})
-	signal := func() {
-		select {
-		case e.changed <- struct{}{}:
-		default:
-		}
-	}
-	// These fail for an informer that runs already, and this one does not.
-	_ = e.informer.SetTransform(stripEngine)
-	_ = e.informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-		opts.Log.Warn("pods of this node cannot be read, engines known before stand", slog.Any("error", err))
-	})
-	_, _ = e.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { signal() },
-		UpdateFunc: func(_, _ any) { signal() },
-		DeleteFunc: func(any) { signal() },
-	})
+	opts.Pods.watch(e.changed, nil)
 	return e
 }
 
-// Run follows the pods until ctx is done, and returns nil then. While the API
-// server is silent the engines known before stand.
+// Run tells of engines until ctx is done, and returns nil then; the pods are to
+// run beside it.
 func (e *Engines) Run(ctx context.Context) error {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		e.informer.RunWithContext(ctx)
-	}()
-	defer func() { <-done }()
 	// The last pod of the first list may be heard of before the list counts as whole.
-	synced := make(chan struct{})
-	go func() {
-		defer close(synced)
-		cache.WaitForCacheSync(ctx.Done(), e.informer.HasSynced)
-	}()
+	synced := e.opts.Pods.synced(ctx)
 	defer func() { <-synced }()
 	first := synced
 	for {
@@ -112,7 +77,7 @@ func (e *Engines) Run(ctx context.Context) error {
 		case <-e.changed:
 		case <-e.opts.DevicesChanged:
 		}
-		if e.informer.HasSynced() {
+		if e.opts.Pods.informer.HasSynced() {
 			e.tell()
 		}
 	}
@@ -120,7 +85,7 @@ func (e *Engines) Run(ctx context.Context) error {
 
 // tell hands on the engines where they differ from what was told.
 func (e *Engines) tell() {
-	list, odd := enginesOf(e.informer.GetStore().List(), e.opts.Devices)
+	list, odd := enginesOf(e.opts.Pods.informer.GetStore().List(), e.opts.Devices)
 	for name, reason := range odd {
 		if e.odd[name] != reason {
 			e.opts.Log.Warn("pod is labelled as an engine and is none", slog.String("pod", name), slog.String("reason", reason))
@@ -147,40 +112,15 @@ func sameEndpoint(a, b endpoints.Endpoint) bool {
 	return a.Name == b.Name && a.URL == b.URL && a.Engine == b.Engine && a.Pod == b.Pod && a.Accelerator == b.Accelerator && slices.Equal(a.Devices, b.Devices)
 }
 
-// stripEngine keeps of a pod what enginesOf reads.
-func stripEngine(object any) (any, error) {
-	pod, ok := object.(*corev1.Pod)
-	if !ok {
-		return object, nil
-	}
-	kept := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
-			Labels: map[string]string{EngineLabel: pod.Labels[EngineLabel]}, Annotations: map[string]string{},
-		},
-		Status: corev1.PodStatus{Phase: pod.Status.Phase, PodIP: pod.Status.PodIP},
-	}
-	for _, key := range []string{PortAnnotation, AcceleratorAnnotation} {
-		if value := pod.Annotations[key]; value != "" {
-			kept.Annotations[key] = value
-		}
-	}
-	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
-		for i := range list {
-			if len(list[i].Ports) > 0 {
-				kept.Spec.Containers = append(kept.Spec.Containers, corev1.Container{Name: list[i].Name, Ports: list[i].Ports})
-			}
-		}
-	}
-	return kept, nil
-}
-
 // enginesOf gives the engines of pods by name, and by pod why one is none.
 func enginesOf(objects []any, devices func(string) []string) (list []endpoints.Endpoint, odd map[string]string) {
 	odd = map[string]string{}
 	for _, object := range objects {
 		pod, ok := object.(*corev1.Pod)
-		if !ok || pod.Status.PodIP == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		if !ok {
+			continue
+		}
+		if _, engine := pod.Labels[EngineLabel]; !engine || pod.Status.PodIP == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 			continue
 		}
 		name, kind := pod.Namespace+"/"+pod.Name, pod.Labels[EngineLabel]

@@ -63,7 +63,7 @@ func TestAPodOfThisNodeBecomesAnEngine(t *testing.T) {
 		"one that is over": {func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, nil, false},
 	} {
 		pod := engineOf("a", c.change)
-		stripped, err := stripEngine(pod.DeepCopy())
+		stripped, err := strip(pod.DeepCopy())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,21 +139,23 @@ func TestTheEnginesOfANodeAreFollowed(t *testing.T) {
 	devices := map[string][]string{}
 	devicesChanged := make(chan struct{}, 1)
 	got := &engines{news: make(chan struct{}, 1)}
+	pods := NewPods(PodsOptions{Client: client, Node: "node-1"})
 	e := NewEngines(EnginesOptions{
-		Client: client, Node: "node-1", Set: got.set, Room: 2, DevicesChanged: devicesChanged,
+		Pods: pods, Set: got.set, Room: 2, DevicesChanged: devicesChanged,
 		Devices: func(uid string) []string { mu.Lock(); defer mu.Unlock(); return devices[uid] },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
+	done := make(chan error, 2)
+	go func() { done <- pods.Run(ctx) }()
 	go func() { done <- e.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
+		if err := errors.Join(<-done, <-done); err != nil {
 			t.Error(err)
 		}
 	})
 	got.until(t, "a", func(l []endpoints.Endpoint) bool { return slices.Equal(names(l), []string{"pod.llm.a"}) })
-	if r := <-asked; r.Fields.String() != "spec.nodeName=node-1" || r.Labels.String() != EngineLabel {
+	if r := <-asked; r.Fields.String() != "spec.nodeName=node-1" || !r.Labels.Empty() {
 		t.Errorf("asked for pods with fields %s, labels %s", r.Fields, r.Labels)
 	}
 	mu.Lock()
@@ -185,15 +187,17 @@ func TestEnginesAreNotTakenAwayWhileTheServerIsSilent(t *testing.T) {
 	})
 	got := &engines{news: make(chan struct{}, 1)}
 	signal := make(chan struct{})
-	e := NewEngines(EnginesOptions{Client: client, Node: "node-1", Set: got.set, Room: 2, DevicesChanged: signal})
+	pods := NewPods(PodsOptions{Client: client, Node: "node-1"})
+	e := NewEngines(EnginesOptions{Pods: pods, Set: got.set, Room: 2, DevicesChanged: signal})
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
+	done := make(chan error, 2)
+	go func() { done <- pods.Run(ctx) }()
 	go func() { done <- e.Run(ctx) }()
 	for range 3 { // it looks, and does not know yet
 		signal <- struct{}{}
 	}
 	cancel()
-	if err := <-done; err != nil || got.calls != 0 {
+	if err := errors.Join(<-done, <-done); err != nil || got.calls != 0 {
 		t.Errorf("told %d times, %v", got.calls, err)
 	}
 }
