@@ -23,6 +23,7 @@ func (c *Collector) probe() (Source, error) {
 	}
 	options := bpf.Options{MarkBase: c.opts.Mark, Pins: c.opts.Pins, Log: c.log}
 	if c.tree != nil {
+		options.Cgroups = c.tree.root
 		// The true root has the id 1; below another there is a part of the machine.
 		if c.tree.id != cgroups.TrueRoot {
 			options.Scope = c.tree.id

@@ -18,6 +18,9 @@ import (
 
 // Options configure a Probe.
 type Options struct {
+	// Cgroups is the directory of the cgroup2 hierarchy, whose processes tell
+	// whether all of the node are seen; empty where there is none.
+	Cgroups string
 	// Scope is the id of the cgroup below which this node is; 0 is the whole
 	// machine. Sockets of other cgroups are not seen.
 	Scope uint64
@@ -292,19 +295,8 @@ func (p *Probe) seed() error {
 	// It is for the start alone.
 	err := p.seeder.Close()
 	p.seeder = nil
-	if err == nil && !seesAllTasks() {
+	if err == nil && !seesAllTasks(p.opts.Cgroups) {
 		return errNotAllTasks
 	}
 	return err
-}
-
-// errNotAllTasks: the walk over descriptors sees the process ids of this
-// container alone.
-var errNotAllTasks = errors.New("connections older than the agent are known only where its container shares the node's process ids: set hostPID: true (they count as unattributed until they end)")
-
-// seesAllTasks reports whether the process is in the first pid namespace, whose
-// inode the kernel fixes (PROC_PID_INIT_INO).
-func seesAllTasks() bool {
-	name, err := os.Readlink("/proc/self/ns/pid")
-	return err != nil || name == "pid:[4026531836]"
 }
