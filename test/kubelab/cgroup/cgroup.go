@@ -133,9 +133,12 @@ func inheritCPUs(dir string) error {
 	return nil
 }
 
+// Unified is where a group's directory of version 2 is.
+func (g *Groups) Unified(group string) string { return filepath.Join(g.unified, g.Path(group)) }
+
 // Directory opens a group's directory of version 2, for a process to be born in.
 func (g *Groups) Directory(group string) (*os.File, error) {
-	return os.Open(filepath.Join(g.unified, g.Path(group)))
+	return os.Open(g.Unified(group))
 }
 
 // Processes counts the processes in a group and below; a group that is not there has none.

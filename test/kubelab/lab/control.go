@@ -197,9 +197,12 @@ func (l *Lab) createMachine(ctx context.Context, spec machine.Spec, listeners []
 	return machine.Create(ctx, l.path("kubelab"), spec, dir, listeners)
 }
 
-// processes names the cgroup of a machine's own processes; those of a node's
-// pods are in another, which is the kubelet's.
-func processes(machineName string) string { return filepath.Join("processes", machineName) }
+// processes names the cgroup of a machine's own processes, and pods that of a
+// node's pods, which is the kubelet's. Both lie below the machine's name, so that
+// everything of a node is in one tree.
+func processes(machineName string) string { return filepath.Join(machineName, "processes") }
+
+func pods(machineName string) string { return filepath.Join(machineName, "pods") }
 
 // Start starts a process of the control plane that does not run: etcd,
 // kube-apiserver, kube-controller-manager, kube-scheduler, dns or forward. args

@@ -81,7 +81,7 @@ func (n *Node) BootID() string { return n.state().BootID }
 func (n *Node) Root() string { return n.state().Machine.Root() }
 
 // PodCgroup is the path, in each hierarchy, of the group that holds the node's pods.
-func (n *Node) PodCgroup() string { return n.lab.groups.Path(n.Name()) }
+func (n *Node) PodCgroup() string { return n.lab.groups.Path(pods(n.Name())) }
 
 // PID is the node's init process; its namespaces are the node's. 0 while it is off.
 func (n *Node) PID() int {
@@ -118,11 +118,12 @@ func (n *Node) boot(ctx context.Context) error {
 		return fmt.Errorf("power %s on: it is on", n.Name())
 	}
 	s.BootID = newBootID()
-	if err := n.lab.groups.Make(n.Name()); err != nil {
+	if err := n.lab.groups.Make(pods(n.Name())); err != nil {
 		return err
 	}
 	m, err := n.lab.createMachine(ctx, machine.Spec{
 		Name: n.Name(), Dir: n.dir(), Path: hostPath, PrivateRoot: true, BootID: s.BootID,
+		Cgroup: n.lab.groups.Unified(n.Name()),
 		Binds: []machine.Bind{
 			{From: n.lab.programs.Dir, To: "/opt/kubelab/bin"},
 			{From: n.lab.path("kubelab"), To: "/opt/kubelab/kubelab"},
@@ -157,13 +158,11 @@ func (n *Node) boot(ctx context.Context) error {
 
 // PowerOff ends everything on the node at once, as a cut of its power would.
 func (n *Node) PowerOff(ctx context.Context) error {
-	for _, group := range []string{processes(n.Name()), n.Name()} {
-		if err := n.lab.groups.Kill(ctx, group); err != nil {
-			return fmt.Errorf("power %s off: %w", n.Name(), err)
-		}
-		if err := n.lab.groups.Remove(ctx, group); err != nil {
-			return fmt.Errorf("power %s off: %w", n.Name(), err)
-		}
+	if err := n.lab.groups.Kill(ctx, n.Name()); err != nil {
+		return fmt.Errorf("power %s off: %w", n.Name(), err)
+	}
+	if err := n.lab.groups.Remove(ctx, n.Name()); err != nil {
+		return fmt.Errorf("power %s off: %w", n.Name(), err)
 	}
 	n.state().Machine = nil
 	return n.lab.save()

@@ -36,6 +36,9 @@ type Spec struct {
 	PrivateRoot bool `json:"privateRoot"`
 	// Binds appear in a private root, read-only.
 	Binds []Bind `json:"binds"`
+	// Cgroup is a directory of cgroup version 2 that a private root shows as a
+	// hierarchy of its own at CgroupAt; empty is none.
+	Cgroup string `json:"cgroup"`
 	// BootID is what /proc/sys/kernel/random/boot_id holds in a private root.
 	BootID string `json:"bootID"`
 	// Path is the PATH of the machine's processes.
@@ -43,6 +46,11 @@ type Spec struct {
 	// Inherit names the listeners that Create was given, in order.
 	Inherit []string `json:"inherit"`
 }
+
+// CgroupAt is where a machine with a private root sees its own part of the
+// cgroups: what it would be on a computer of its own, while /sys/fs/cgroup is that
+// of this system.
+const CgroupAt = "/run/kubelab/cgroup2"
 
 // Bind is a file or directory of this system that a machine sees at another path.
 type Bind struct {

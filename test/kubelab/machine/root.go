@@ -159,7 +159,8 @@ func devices(root string, _ Spec) error {
 }
 
 // kernel mounts what the kernel shows: the machine's own processes and network,
-// the cgroups of this system, and a boot id as if the machine had booted.
+// the cgroups of this system and the machine's own part of them, and a boot id as
+// if the machine had booted.
 func kernel(root string, spec Spec) error {
 	const safe = syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC
 	if err := mount("proc", filepath.Join(root, "proc"), "proc", safe, ""); err != nil {
@@ -179,6 +180,15 @@ func kernel(root string, spec Spec) error {
 	}
 	if err := os.Mkdir(filepath.Join(root, "run/lock"), 0o755); err != nil {
 		return err
+	}
+	if spec.Cgroup != "" {
+		to := filepath.Join(root, CgroupAt)
+		if err := os.MkdirAll(to, 0o755); err != nil {
+			return err
+		}
+		if err := mount(spec.Cgroup, to, "", syscall.MS_BIND, ""); err != nil {
+			return err
+		}
 	}
 	file := filepath.Join(root, "etc/boot_id")
 	if err := os.WriteFile(file, []byte(spec.BootID+"\n"), 0o444); err != nil {
