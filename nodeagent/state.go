@@ -32,7 +32,8 @@ const (
 )
 
 // reportState carries the rooms' snapshots to the publisher: devices and
-// endpoints at once, artifacts at most every artifactsEvery.
+// endpoints at once, artifacts at most every artifactsEvery, scale-outs at most
+// every scaleOutsEvery.
 func (a *Agent) reportState(ctx context.Context) error {
 	weights, endWeights := a.data.Subscribe()
 	defer endWeights()
@@ -40,6 +41,11 @@ func (a *Agent) reportState(ctx context.Context) error {
 	defer endDevices()
 	engines, endEngines := a.poller.Subscribe()
 	defer endEngines()
+	pulls, endPulls := a.watchScaleOuts()
+	defer endPulls()
+	scaleouts := time.NewTimer(0)
+	defer scaleouts.Stop()
+	due := true // the timer of scale-outs runs
 	space := time.NewTicker(spaceEvery)
 	defer space.Stop()
 	artifacts := time.NewTimer(0)
@@ -68,6 +74,14 @@ func (a *Agent) reportState(ctx context.Context) error {
 			state, _ := a.data.Snapshot() // the last one known, where the data role is away
 			a.publishArtifacts(state.Models)
 			a.publishSpace()
+		case <-pulls:
+			if !due {
+				scaleouts.Reset(scaleOutsEvery)
+				due = true
+			}
+		case <-scaleouts.C:
+			due = false
+			a.publishScaleOuts()
 		case <-space.C:
 			a.publishSpace()
 			a.publishKV()

@@ -39,6 +39,7 @@ type Publisher struct {
 	artifacts map[string]*Artifact
 	endpoints map[string]*Endpoint
 	devices   map[string]*Device
+	scaleouts map[string]*ScaleOut
 	space     *Space
 	kv        *KV
 	deltas    []*Report // consecutive, the last one has sequence seq
@@ -64,7 +65,8 @@ func NewPublisher(opts PublisherOptions) (*Publisher, error) {
 	return &Publisher{
 		opts: opts, seq: 1,
 		artifacts: map[string]*Artifact{}, endpoints: map[string]*Endpoint{}, devices: map[string]*Device{},
-		changed: make(chan struct{}),
+		scaleouts: map[string]*ScaleOut{},
+		changed:   make(chan struct{}),
 	}, nil
 }
 
@@ -125,11 +127,7 @@ func (p *Publisher) SetKV(kv *KV) error {
 			return
 		}
 		delta.Kv = kv
-		// Readers that know nothing of kv take a delta without anything else for an
-		// idle message, whose sequence would be a gap.
-		if delta.WeightsSpace = p.space; p.space == nil {
-			delta.WeightsSpace = &Space{}
-		}
+		p.tellOldReaders(delta, true)
 	})
 }
 
@@ -138,7 +136,7 @@ func (p *Publisher) SetKV(kv *KV) error {
 func (p *Publisher) set(objects *Report, diff func(*Report)) error {
 	probe := p.header(1)
 	probe.Artifacts, probe.Endpoints, probe.Devices, probe.WeightsSpace = objects.Artifacts, objects.Endpoints, objects.Devices, objects.WeightsSpace
-	probe.Kv = objects.Kv
+	probe.Kv, probe.Scaleouts = objects.Kv, objects.Scaleouts
 	if err := check(probe); err != nil {
 		return fmt.Errorf("publish state: %w", err)
 	}
@@ -179,6 +177,9 @@ func (p *Publisher) sizeWithLocked(objects *Report) int {
 	if objects.Devices != nil {
 		next.Devices = objects.Devices
 	}
+	if objects.Scaleouts != nil {
+		next.Scaleouts = objects.Scaleouts
+	}
 	if objects.Kv != nil {
 		next.Kv = objects.Kv
 	}
@@ -189,6 +190,7 @@ func (p *Publisher) commitLocked(delta *Report) {
 	commitAll(p.artifacts, delta.Artifacts, delta.GoneArtifacts, artifactKey)
 	commitAll(p.endpoints, delta.Endpoints, delta.GoneEndpoints, endpointKey)
 	commitAll(p.devices, delta.Devices, delta.GoneDevices, deviceKey)
+	commitAll(p.scaleouts, delta.Scaleouts, delta.GoneScaleouts, scaleOutKey)
 	if delta.WeightsSpace != nil {
 		p.space = delta.WeightsSpace
 	}
@@ -207,6 +209,7 @@ func (p *Publisher) snapshotLocked() *Report {
 	r.Artifacts = sorted(p.artifacts)
 	r.Endpoints = sorted(p.endpoints)
 	r.Devices = sorted(p.devices)
+	r.Scaleouts = sorted(p.scaleouts)
 	r.WeightsSpace, r.Kv = p.space, p.kv
 	return r
 }

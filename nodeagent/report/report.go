@@ -32,6 +32,7 @@ const (
 	MaxArtifacts    = 4096
 	MaxEndpoints    = 256
 	MaxDevices      = 256
+	MaxScaleOuts    = 128
 	MaxTextBytes    = 2048
 	MaxRepeated     = 64
 	MaxStreams      = 64
@@ -79,8 +80,12 @@ func DialOptions() []grpc.DialOption {
 // changesNothing reports whether a message is an idle one.
 func changesNothing(r *Report) bool {
 	return !r.Snapshot && r.WeightsSpace == nil && r.Kv == nil &&
-		len(r.Artifacts)+len(r.Endpoints)+len(r.Devices) == 0 &&
-		len(r.GoneArtifacts)+len(r.GoneEndpoints)+len(r.GoneDevices) == 0
+		len(r.Artifacts)+len(r.Endpoints)+len(r.Devices)+len(r.Scaleouts) == 0 &&
+		goneKeys(r) == 0
+}
+
+func goneKeys(r *Report) int {
+	return len(r.GoneArtifacts) + len(r.GoneEndpoints) + len(r.GoneDevices) + len(r.GoneScaleouts)
 }
 
 // check tells whether a message obeys the rules of PROTOCOL.md that need no
@@ -95,7 +100,7 @@ func check(r *Report) error {
 		return fmt.Errorf("read report: %w: epoch %d, sequence %d", ErrInvalid, r.Epoch, r.Seq)
 	case r.Node == "" || !textsFit(r.Node):
 		return fmt.Errorf("read report: %w: node name of %d bytes", ErrInvalid, len(r.Node))
-	case r.Snapshot && len(r.GoneArtifacts)+len(r.GoneEndpoints)+len(r.GoneDevices) > 0:
+	case r.Snapshot && goneKeys(r) > 0:
 		return fmt.Errorf("read report: %w: a snapshot with gone keys", ErrInvalid)
 	}
 	if err := checkAll(r.Artifacts, MaxArtifacts, artifactKey, checkArtifact); err != nil {
@@ -107,13 +112,17 @@ func check(r *Report) error {
 	if err := checkAll(r.Devices, MaxDevices, deviceKey, checkDevice); err != nil {
 		return err
 	}
+	if err := checkAll(r.Scaleouts, MaxScaleOuts, scaleOutKey, checkScaleOut); err != nil {
+		return err
+	}
 	if s := r.WeightsSpace; s != nil && (s.CapacityBytes < 0 || s.UsedBytes < 0 || s.FreeBytes < 0) {
 		return fmt.Errorf("read report: %w: negative space", ErrInvalid)
 	}
 	if !checkKV(r.Kv) {
 		return fmt.Errorf("read report: %w: a negative number of KV", ErrInvalid)
 	}
-	if len(r.GoneArtifacts) > MaxArtifacts || len(r.GoneEndpoints) > MaxEndpoints || len(r.GoneDevices) > MaxDevices {
+	if len(r.GoneArtifacts) > MaxArtifacts || len(r.GoneEndpoints) > MaxEndpoints || len(r.GoneDevices) > MaxDevices ||
+		len(r.GoneScaleouts) > MaxScaleOuts {
 		return fmt.Errorf("read report: %w: too many gone keys", ErrInvalid)
 	}
 	return nil

@@ -202,6 +202,163 @@ func (Health) EnumDescriptor() ([]byte, []int) {
 	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{2}
 }
 
+type ScaleOutState int32
+
+const (
+	ScaleOutState_SCALE_OUT_STATE_UNSPECIFIED ScaleOutState = 0
+	ScaleOutState_SCALE_OUT_STATE_RUNNING     ScaleOutState = 1
+	ScaleOutState_SCALE_OUT_STATE_READY       ScaleOutState = 2 // the artifact is whole
+	ScaleOutState_SCALE_OUT_STATE_FAILED      ScaleOutState = 3 // detail says why
+)
+
+// Enum value maps for ScaleOutState.
+var (
+	ScaleOutState_name = map[int32]string{
+		0: "SCALE_OUT_STATE_UNSPECIFIED",
+		1: "SCALE_OUT_STATE_RUNNING",
+		2: "SCALE_OUT_STATE_READY",
+		3: "SCALE_OUT_STATE_FAILED",
+	}
+	ScaleOutState_value = map[string]int32{
+		"SCALE_OUT_STATE_UNSPECIFIED": 0,
+		"SCALE_OUT_STATE_RUNNING":     1,
+		"SCALE_OUT_STATE_READY":       2,
+		"SCALE_OUT_STATE_FAILED":      3,
+	}
+)
+
+func (x ScaleOutState) Enum() *ScaleOutState {
+	p := new(ScaleOutState)
+	*p = x
+	return p
+}
+
+func (x ScaleOutState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ScaleOutState) Descriptor() protoreflect.EnumDescriptor {
+	return file_nodeagent_report_report_proto_enumTypes[3].Descriptor()
+}
+
+func (ScaleOutState) Type() protoreflect.EnumType {
+	return &file_nodeagent_report_report_proto_enumTypes[3]
+}
+
+func (x ScaleOutState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ScaleOutState.Descriptor instead.
+func (ScaleOutState) EnumDescriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{3}
+}
+
+type SourceKind int32
+
+const (
+	SourceKind_SOURCE_KIND_UNSPECIFIED SourceKind = 0
+	SourceKind_SOURCE_KIND_ORIGIN      SourceKind = 1 // where artifacts come from
+	SourceKind_SOURCE_KIND_PEER        SourceKind = 2 // another node
+)
+
+// Enum value maps for SourceKind.
+var (
+	SourceKind_name = map[int32]string{
+		0: "SOURCE_KIND_UNSPECIFIED",
+		1: "SOURCE_KIND_ORIGIN",
+		2: "SOURCE_KIND_PEER",
+	}
+	SourceKind_value = map[string]int32{
+		"SOURCE_KIND_UNSPECIFIED": 0,
+		"SOURCE_KIND_ORIGIN":      1,
+		"SOURCE_KIND_PEER":        2,
+	}
+)
+
+func (x SourceKind) Enum() *SourceKind {
+	p := new(SourceKind)
+	*p = x
+	return p
+}
+
+func (x SourceKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SourceKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_nodeagent_report_report_proto_enumTypes[4].Descriptor()
+}
+
+func (SourceKind) Type() protoreflect.EnumType {
+	return &file_nodeagent_report_report_proto_enumTypes[4]
+}
+
+func (x SourceKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SourceKind.Descriptor instead.
+func (SourceKind) EnumDescriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{4}
+}
+
+// Sight is how much of its network a node saw.
+type Sight int32
+
+const (
+	Sight_SIGHT_UNSPECIFIED Sight = 0
+	Sight_SIGHT_NONE        Sight = 1
+	Sight_SIGHT_DEVICES     Sight = 2 // devices alone: no byte has an owner
+	Sight_SIGHT_PARTIAL     Sight = 3
+	Sight_SIGHT_FULL        Sight = 4
+)
+
+// Enum value maps for Sight.
+var (
+	Sight_name = map[int32]string{
+		0: "SIGHT_UNSPECIFIED",
+		1: "SIGHT_NONE",
+		2: "SIGHT_DEVICES",
+		3: "SIGHT_PARTIAL",
+		4: "SIGHT_FULL",
+	}
+	Sight_value = map[string]int32{
+		"SIGHT_UNSPECIFIED": 0,
+		"SIGHT_NONE":        1,
+		"SIGHT_DEVICES":     2,
+		"SIGHT_PARTIAL":     3,
+		"SIGHT_FULL":        4,
+	}
+)
+
+func (x Sight) Enum() *Sight {
+	p := new(Sight)
+	*p = x
+	return p
+}
+
+func (x Sight) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Sight) Descriptor() protoreflect.EnumDescriptor {
+	return file_nodeagent_report_report_proto_enumTypes[5].Descriptor()
+}
+
+func (Sight) Type() protoreflect.EnumType {
+	return &file_nodeagent_report_report_proto_enumTypes[5]
+}
+
+func (x Sight) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Sight.Descriptor instead.
+func (Sight) EnumDescriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{5}
+}
+
 type WatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // highest report version the caller reads
@@ -283,11 +440,13 @@ type Report struct {
 	Endpoints    []*Endpoint `protobuf:"bytes,11,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	Devices      []*Device   `protobuf:"bytes,12,rep,name=devices,proto3" json:"devices,omitempty"`
 	WeightsSpace *Space      `protobuf:"bytes,13,opt,name=weights_space,json=weightsSpace,proto3" json:"weights_space,omitempty"`
-	Kv           *KV         `protobuf:"bytes,14,opt,name=kv,proto3" json:"kv,omitempty"` // a delta that has it has weights_space too
+	Kv           *KV         `protobuf:"bytes,14,opt,name=kv,proto3" json:"kv,omitempty"`               // a delta that has it has weights_space too
+	Scaleouts    []*ScaleOut `protobuf:"bytes,15,rep,name=scaleouts,proto3" json:"scaleouts,omitempty"` // as kv
 	// Keys of objects that are gone (deltas only).
 	GoneArtifacts []string `protobuf:"bytes,20,rep,name=gone_artifacts,json=goneArtifacts,proto3" json:"gone_artifacts,omitempty"`
 	GoneEndpoints []string `protobuf:"bytes,21,rep,name=gone_endpoints,json=goneEndpoints,proto3" json:"gone_endpoints,omitempty"`
 	GoneDevices   []string `protobuf:"bytes,22,rep,name=gone_devices,json=goneDevices,proto3" json:"gone_devices,omitempty"`
+	GoneScaleouts []string `protobuf:"bytes,23,rep,name=gone_scaleouts,json=goneScaleouts,proto3" json:"gone_scaleouts,omitempty"` // as kv
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -399,6 +558,13 @@ func (x *Report) GetKv() *KV {
 	return nil
 }
 
+func (x *Report) GetScaleouts() []*ScaleOut {
+	if x != nil {
+		return x.Scaleouts
+	}
+	return nil
+}
+
 func (x *Report) GetGoneArtifacts() []string {
 	if x != nil {
 		return x.GoneArtifacts
@@ -416,6 +582,13 @@ func (x *Report) GetGoneEndpoints() []string {
 func (x *Report) GetGoneDevices() []string {
 	if x != nil {
 		return x.GoneDevices
+	}
+	return nil
+}
+
+func (x *Report) GetGoneScaleouts() []string {
+	if x != nil {
+		return x.GoneScaleouts
 	}
 	return nil
 }
@@ -1121,6 +1294,428 @@ func (x *KVTier) GetDamaged() int64 {
 	return 0
 }
 
+// ScaleOut is keyed by id: the summary of what one pull moved over the node's
+// network, between its start and its end, or until now.
+type ScaleOut struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Id              string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Ref             string                 `protobuf:"bytes,2,opt,name=ref,proto3" json:"ref,omitempty"`
+	Digest          string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	Reason          string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // who asked first
+	Source          string                 `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	SourceKind      SourceKind             `protobuf:"varint,6,opt,name=source_kind,json=sourceKind,proto3,enum=hearth.report.v1.SourceKind" json:"source_kind,omitempty"`
+	State           ScaleOutState          `protobuf:"varint,7,opt,name=state,proto3,enum=hearth.report.v1.ScaleOutState" json:"state,omitempty"`
+	Detail          string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"` // cause, where state is FAILED
+	StartUnixMillis int64                  `protobuf:"varint,9,opt,name=start_unix_millis,json=startUnixMillis,proto3" json:"start_unix_millis,omitempty"`
+	EndUnixMillis   int64                  `protobuf:"varint,10,opt,name=end_unix_millis,json=endUnixMillis,proto3" json:"end_unix_millis,omitempty"` // 0 while it runs
+	SizeBytes       int64                  `protobuf:"varint,11,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`               // of the artifact
+	MissingBytes    int64                  `protobuf:"varint,12,opt,name=missing_bytes,json=missingBytes,proto3" json:"missing_bytes,omitempty"`      // of it at the start
+	FetchedBytes    int64                  `protobuf:"varint,13,opt,name=fetched_bytes,json=fetchedBytes,proto3" json:"fetched_bytes,omitempty"`      // payload of files, by the puller's own count
+	Connections     *Moved                 `protobuf:"bytes,14,opt,name=connections,proto3" json:"connections,omitempty"`                             // on the pull's own connections, by the kernel's count
+	Devices         *Moved                 `protobuf:"bytes,15,opt,name=devices,proto3" json:"devices,omitempty"`                                     // all that passed the network devices
+	Unattributed    *Moved                 `protobuf:"bytes,16,opt,name=unattributed,proto3" json:"unattributed,omitempty"`                           // of that, what has no owner
+	Classes         []*ClassMoved          `protobuf:"bytes,17,rep,name=classes,proto3" json:"classes,omitempty"`                                     // what everybody moved
+	Before          *RoundTrips            `protobuf:"bytes,18,opt,name=before,proto3" json:"before,omitempty"`                                       // of connections that serve, in the 30 s before
+	During          *RoundTrips            `protobuf:"bytes,19,opt,name=during,proto3" json:"during,omitempty"`
+	PacedSeconds    float64                `protobuf:"fixed64,20,opt,name=paced_seconds,json=pacedSeconds,proto3" json:"paced_seconds,omitempty"` // that it was held back for others
+	Overlap         []string               `protobuf:"bytes,21,rep,name=overlap,proto3" json:"overlap,omitempty"`                                 // ids of those that ran at some time of it
+	Sight           Sight                  `protobuf:"varint,22,opt,name=sight,proto3,enum=hearth.report.v1.Sight" json:"sight,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ScaleOut) Reset() {
+	*x = ScaleOut{}
+	mi := &file_nodeagent_report_report_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScaleOut) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScaleOut) ProtoMessage() {}
+
+func (x *ScaleOut) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeagent_report_report_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScaleOut.ProtoReflect.Descriptor instead.
+func (*ScaleOut) Descriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ScaleOut) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ScaleOut) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *ScaleOut) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ScaleOut) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ScaleOut) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *ScaleOut) GetSourceKind() SourceKind {
+	if x != nil {
+		return x.SourceKind
+	}
+	return SourceKind_SOURCE_KIND_UNSPECIFIED
+}
+
+func (x *ScaleOut) GetState() ScaleOutState {
+	if x != nil {
+		return x.State
+	}
+	return ScaleOutState_SCALE_OUT_STATE_UNSPECIFIED
+}
+
+func (x *ScaleOut) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *ScaleOut) GetStartUnixMillis() int64 {
+	if x != nil {
+		return x.StartUnixMillis
+	}
+	return 0
+}
+
+func (x *ScaleOut) GetEndUnixMillis() int64 {
+	if x != nil {
+		return x.EndUnixMillis
+	}
+	return 0
+}
+
+func (x *ScaleOut) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *ScaleOut) GetMissingBytes() int64 {
+	if x != nil {
+		return x.MissingBytes
+	}
+	return 0
+}
+
+func (x *ScaleOut) GetFetchedBytes() int64 {
+	if x != nil {
+		return x.FetchedBytes
+	}
+	return 0
+}
+
+func (x *ScaleOut) GetConnections() *Moved {
+	if x != nil {
+		return x.Connections
+	}
+	return nil
+}
+
+func (x *ScaleOut) GetDevices() *Moved {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *ScaleOut) GetUnattributed() *Moved {
+	if x != nil {
+		return x.Unattributed
+	}
+	return nil
+}
+
+func (x *ScaleOut) GetClasses() []*ClassMoved {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
+func (x *ScaleOut) GetBefore() *RoundTrips {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *ScaleOut) GetDuring() *RoundTrips {
+	if x != nil {
+		return x.During
+	}
+	return nil
+}
+
+func (x *ScaleOut) GetPacedSeconds() float64 {
+	if x != nil {
+		return x.PacedSeconds
+	}
+	return 0
+}
+
+func (x *ScaleOut) GetOverlap() []string {
+	if x != nil {
+		return x.Overlap
+	}
+	return nil
+}
+
+func (x *ScaleOut) GetSight() Sight {
+	if x != nil {
+		return x.Sight
+	}
+	return Sight_SIGHT_UNSPECIFIED
+}
+
+// Moved is bytes: payload, each byte once, and repeats; of devices all that passed.
+type Moved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Received      uint64                 `protobuf:"varint,1,opt,name=received,proto3" json:"received,omitempty"`
+	Transmitted   uint64                 `protobuf:"varint,2,opt,name=transmitted,proto3" json:"transmitted,omitempty"`
+	Retransmitted uint64                 `protobuf:"varint,3,opt,name=retransmitted,proto3" json:"retransmitted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Moved) Reset() {
+	*x = Moved{}
+	mi := &file_nodeagent_report_report_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Moved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Moved) ProtoMessage() {}
+
+func (x *Moved) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeagent_report_report_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Moved.ProtoReflect.Descriptor instead.
+func (*Moved) Descriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Moved) GetReceived() uint64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *Moved) GetTransmitted() uint64 {
+	if x != nil {
+		return x.Transmitted
+	}
+	return 0
+}
+
+func (x *Moved) GetRetransmitted() uint64 {
+	if x != nil {
+		return x.Retransmitted
+	}
+	return 0
+}
+
+// ClassMoved is what was moved of one class and locality, named as NETWORK.md of
+// nodeagent/netattr has them.
+type ClassMoved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TrafficClass  string                 `protobuf:"bytes,1,opt,name=traffic_class,json=trafficClass,proto3" json:"traffic_class,omitempty"`
+	Locality      string                 `protobuf:"bytes,2,opt,name=locality,proto3" json:"locality,omitempty"`
+	Received      uint64                 `protobuf:"varint,3,opt,name=received,proto3" json:"received,omitempty"`
+	Transmitted   uint64                 `protobuf:"varint,4,opt,name=transmitted,proto3" json:"transmitted,omitempty"`
+	Retransmitted uint64                 `protobuf:"varint,5,opt,name=retransmitted,proto3" json:"retransmitted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClassMoved) Reset() {
+	*x = ClassMoved{}
+	mi := &file_nodeagent_report_report_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClassMoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClassMoved) ProtoMessage() {}
+
+func (x *ClassMoved) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeagent_report_report_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClassMoved.ProtoReflect.Descriptor instead.
+func (*ClassMoved) Descriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ClassMoved) GetTrafficClass() string {
+	if x != nil {
+		return x.TrafficClass
+	}
+	return ""
+}
+
+func (x *ClassMoved) GetLocality() string {
+	if x != nil {
+		return x.Locality
+	}
+	return ""
+}
+
+func (x *ClassMoved) GetReceived() uint64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *ClassMoved) GetTransmitted() uint64 {
+	if x != nil {
+		return x.Transmitted
+	}
+	return 0
+}
+
+func (x *ClassMoved) GetRetransmitted() uint64 {
+	if x != nil {
+		return x.Retransmitted
+	}
+	return 0
+}
+
+// RoundTrips are smoothed round trips in seconds; 0 samples leave the rest open.
+type RoundTrips struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Samples       uint64                 `protobuf:"varint,1,opt,name=samples,proto3" json:"samples,omitempty"`
+	P50           float64                `protobuf:"fixed64,2,opt,name=p50,proto3" json:"p50,omitempty"`
+	P90           float64                `protobuf:"fixed64,3,opt,name=p90,proto3" json:"p90,omitempty"`
+	P99           float64                `protobuf:"fixed64,4,opt,name=p99,proto3" json:"p99,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoundTrips) Reset() {
+	*x = RoundTrips{}
+	mi := &file_nodeagent_report_report_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoundTrips) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoundTrips) ProtoMessage() {}
+
+func (x *RoundTrips) ProtoReflect() protoreflect.Message {
+	mi := &file_nodeagent_report_report_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoundTrips.ProtoReflect.Descriptor instead.
+func (*RoundTrips) Descriptor() ([]byte, []int) {
+	return file_nodeagent_report_report_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RoundTrips) GetSamples() uint64 {
+	if x != nil {
+		return x.Samples
+	}
+	return 0
+}
+
+func (x *RoundTrips) GetP50() float64 {
+	if x != nil {
+		return x.P50
+	}
+	return 0
+}
+
+func (x *RoundTrips) GetP90() float64 {
+	if x != nil {
+		return x.P90
+	}
+	return 0
+}
+
+func (x *RoundTrips) GetP99() float64 {
+	if x != nil {
+		return x.P99
+	}
+	return 0
+}
+
 var File_nodeagent_report_report_proto protoreflect.FileDescriptor
 
 const file_nodeagent_report_report_proto_rawDesc = "" +
@@ -1130,7 +1725,7 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
 	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x16\n" +
-	"\x06router\x18\x04 \x01(\tR\x06router\"\x98\x04\n" +
+	"\x06router\x18\x04 \x01(\tR\x06router\"\xf9\x04\n" +
 	"\x06Report\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
@@ -1144,10 +1739,12 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	"\tendpoints\x18\v \x03(\v2\x1a.hearth.report.v1.EndpointR\tendpoints\x122\n" +
 	"\adevices\x18\f \x03(\v2\x18.hearth.report.v1.DeviceR\adevices\x12<\n" +
 	"\rweights_space\x18\r \x01(\v2\x17.hearth.report.v1.SpaceR\fweightsSpace\x12$\n" +
-	"\x02kv\x18\x0e \x01(\v2\x14.hearth.report.v1.KVR\x02kv\x12%\n" +
+	"\x02kv\x18\x0e \x01(\v2\x14.hearth.report.v1.KVR\x02kv\x128\n" +
+	"\tscaleouts\x18\x0f \x03(\v2\x1a.hearth.report.v1.ScaleOutR\tscaleouts\x12%\n" +
 	"\x0egone_artifacts\x18\x14 \x03(\tR\rgoneArtifacts\x12%\n" +
 	"\x0egone_endpoints\x18\x15 \x03(\tR\rgoneEndpoints\x12!\n" +
-	"\fgone_devices\x18\x16 \x03(\tR\vgoneDevices\"\xdf\x01\n" +
+	"\fgone_devices\x18\x16 \x03(\tR\vgoneDevices\x12%\n" +
+	"\x0egone_scaleouts\x18\x17 \x03(\tR\rgoneScaleouts\"\xdf\x01\n" +
 	"\bArtifact\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x16\n" +
@@ -1216,7 +1813,50 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	"\x06blocks\x18\x03 \x01(\x03R\x06blocks\x12\x12\n" +
 	"\x04hits\x18\x04 \x01(\x03R\x04hits\x12!\n" +
 	"\fsaved_tokens\x18\x05 \x01(\x03R\vsavedTokens\x12\x18\n" +
-	"\adamaged\x18\x06 \x01(\x03R\adamaged*\xad\x02\n" +
+	"\adamaged\x18\x06 \x01(\x03R\adamaged\"\xfc\x06\n" +
+	"\bScaleOut\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03ref\x18\x02 \x01(\tR\x03ref\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06source\x18\x05 \x01(\tR\x06source\x12=\n" +
+	"\vsource_kind\x18\x06 \x01(\x0e2\x1c.hearth.report.v1.SourceKindR\n" +
+	"sourceKind\x125\n" +
+	"\x05state\x18\a \x01(\x0e2\x1f.hearth.report.v1.ScaleOutStateR\x05state\x12\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\x12*\n" +
+	"\x11start_unix_millis\x18\t \x01(\x03R\x0fstartUnixMillis\x12&\n" +
+	"\x0fend_unix_millis\x18\n" +
+	" \x01(\x03R\rendUnixMillis\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\v \x01(\x03R\tsizeBytes\x12#\n" +
+	"\rmissing_bytes\x18\f \x01(\x03R\fmissingBytes\x12#\n" +
+	"\rfetched_bytes\x18\r \x01(\x03R\ffetchedBytes\x129\n" +
+	"\vconnections\x18\x0e \x01(\v2\x17.hearth.report.v1.MovedR\vconnections\x121\n" +
+	"\adevices\x18\x0f \x01(\v2\x17.hearth.report.v1.MovedR\adevices\x12;\n" +
+	"\funattributed\x18\x10 \x01(\v2\x17.hearth.report.v1.MovedR\funattributed\x126\n" +
+	"\aclasses\x18\x11 \x03(\v2\x1c.hearth.report.v1.ClassMovedR\aclasses\x124\n" +
+	"\x06before\x18\x12 \x01(\v2\x1c.hearth.report.v1.RoundTripsR\x06before\x124\n" +
+	"\x06during\x18\x13 \x01(\v2\x1c.hearth.report.v1.RoundTripsR\x06during\x12#\n" +
+	"\rpaced_seconds\x18\x14 \x01(\x01R\fpacedSeconds\x12\x18\n" +
+	"\aoverlap\x18\x15 \x03(\tR\aoverlap\x12-\n" +
+	"\x05sight\x18\x16 \x01(\x0e2\x17.hearth.report.v1.SightR\x05sight\"k\n" +
+	"\x05Moved\x12\x1a\n" +
+	"\breceived\x18\x01 \x01(\x04R\breceived\x12 \n" +
+	"\vtransmitted\x18\x02 \x01(\x04R\vtransmitted\x12$\n" +
+	"\rretransmitted\x18\x03 \x01(\x04R\rretransmitted\"\xb1\x01\n" +
+	"\n" +
+	"ClassMoved\x12#\n" +
+	"\rtraffic_class\x18\x01 \x01(\tR\ftrafficClass\x12\x1a\n" +
+	"\blocality\x18\x02 \x01(\tR\blocality\x12\x1a\n" +
+	"\breceived\x18\x03 \x01(\x04R\breceived\x12 \n" +
+	"\vtransmitted\x18\x04 \x01(\x04R\vtransmitted\x12$\n" +
+	"\rretransmitted\x18\x05 \x01(\x04R\rretransmitted\"\\\n" +
+	"\n" +
+	"RoundTrips\x12\x18\n" +
+	"\asamples\x18\x01 \x01(\x04R\asamples\x12\x10\n" +
+	"\x03p50\x18\x02 \x01(\x01R\x03p50\x12\x10\n" +
+	"\x03p90\x18\x03 \x01(\x01R\x03p90\x12\x10\n" +
+	"\x03p99\x18\x04 \x01(\x01R\x03p99*\xad\x02\n" +
 	"\rArtifactState\x12\x1e\n" +
 	"\x1aARTIFACT_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ARTIFACT_STATE_ABSENT\x10\x01\x12\x1c\n" +
@@ -1239,7 +1879,25 @@ const file_nodeagent_report_report_proto_rawDesc = "" +
 	"\x12HEALTH_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eHEALTH_HEALTHY\x10\x01\x12\x13\n" +
 	"\x0fHEALTH_DEGRADED\x10\x02\x12\x14\n" +
-	"\x10HEALTH_UNHEALTHY\x10\x032Q\n" +
+	"\x10HEALTH_UNHEALTHY\x10\x03*\x84\x01\n" +
+	"\rScaleOutState\x12\x1f\n" +
+	"\x1bSCALE_OUT_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17SCALE_OUT_STATE_RUNNING\x10\x01\x12\x19\n" +
+	"\x15SCALE_OUT_STATE_READY\x10\x02\x12\x1a\n" +
+	"\x16SCALE_OUT_STATE_FAILED\x10\x03*W\n" +
+	"\n" +
+	"SourceKind\x12\x1b\n" +
+	"\x17SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12SOURCE_KIND_ORIGIN\x10\x01\x12\x14\n" +
+	"\x10SOURCE_KIND_PEER\x10\x02*d\n" +
+	"\x05Sight\x12\x15\n" +
+	"\x11SIGHT_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"SIGHT_NONE\x10\x01\x12\x11\n" +
+	"\rSIGHT_DEVICES\x10\x02\x12\x11\n" +
+	"\rSIGHT_PARTIAL\x10\x03\x12\x0e\n" +
+	"\n" +
+	"SIGHT_FULL\x10\x042Q\n" +
 	"\n" +
 	"NodeReport\x12C\n" +
 	"\x05Watch\x12\x1e.hearth.report.v1.WatchRequest\x1a\x18.hearth.report.v1.Report0\x01B/Z-github.com/hearth-dev/hearth/nodeagent/reportb\x06proto3"
@@ -1256,43 +1914,60 @@ func file_nodeagent_report_report_proto_rawDescGZIP() []byte {
 	return file_nodeagent_report_report_proto_rawDescData
 }
 
-var file_nodeagent_report_report_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nodeagent_report_report_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_nodeagent_report_report_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_nodeagent_report_report_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_nodeagent_report_report_proto_goTypes = []any{
 	(ArtifactState)(0),   // 0: hearth.report.v1.ArtifactState
 	(EngineKind)(0),      // 1: hearth.report.v1.EngineKind
 	(Health)(0),          // 2: hearth.report.v1.Health
-	(*WatchRequest)(nil), // 3: hearth.report.v1.WatchRequest
-	(*Report)(nil),       // 4: hearth.report.v1.Report
-	(*Artifact)(nil),     // 5: hearth.report.v1.Artifact
-	(*Endpoint)(nil),     // 6: hearth.report.v1.Endpoint
-	(*Load)(nil),         // 7: hearth.report.v1.Load
-	(*Device)(nil),       // 8: hearth.report.v1.Device
-	(*Condition)(nil),    // 9: hearth.report.v1.Condition
-	(*Space)(nil),        // 10: hearth.report.v1.Space
-	(*KV)(nil),           // 11: hearth.report.v1.KV
-	(*KVTier)(nil),       // 12: hearth.report.v1.KVTier
+	(ScaleOutState)(0),   // 3: hearth.report.v1.ScaleOutState
+	(SourceKind)(0),      // 4: hearth.report.v1.SourceKind
+	(Sight)(0),           // 5: hearth.report.v1.Sight
+	(*WatchRequest)(nil), // 6: hearth.report.v1.WatchRequest
+	(*Report)(nil),       // 7: hearth.report.v1.Report
+	(*Artifact)(nil),     // 8: hearth.report.v1.Artifact
+	(*Endpoint)(nil),     // 9: hearth.report.v1.Endpoint
+	(*Load)(nil),         // 10: hearth.report.v1.Load
+	(*Device)(nil),       // 11: hearth.report.v1.Device
+	(*Condition)(nil),    // 12: hearth.report.v1.Condition
+	(*Space)(nil),        // 13: hearth.report.v1.Space
+	(*KV)(nil),           // 14: hearth.report.v1.KV
+	(*KVTier)(nil),       // 15: hearth.report.v1.KVTier
+	(*ScaleOut)(nil),     // 16: hearth.report.v1.ScaleOut
+	(*Moved)(nil),        // 17: hearth.report.v1.Moved
+	(*ClassMoved)(nil),   // 18: hearth.report.v1.ClassMoved
+	(*RoundTrips)(nil),   // 19: hearth.report.v1.RoundTrips
 }
 var file_nodeagent_report_report_proto_depIdxs = []int32{
-	5,  // 0: hearth.report.v1.Report.artifacts:type_name -> hearth.report.v1.Artifact
-	6,  // 1: hearth.report.v1.Report.endpoints:type_name -> hearth.report.v1.Endpoint
-	8,  // 2: hearth.report.v1.Report.devices:type_name -> hearth.report.v1.Device
-	10, // 3: hearth.report.v1.Report.weights_space:type_name -> hearth.report.v1.Space
-	11, // 4: hearth.report.v1.Report.kv:type_name -> hearth.report.v1.KV
-	0,  // 5: hearth.report.v1.Artifact.state:type_name -> hearth.report.v1.ArtifactState
-	1,  // 6: hearth.report.v1.Endpoint.engine:type_name -> hearth.report.v1.EngineKind
-	7,  // 7: hearth.report.v1.Endpoint.load:type_name -> hearth.report.v1.Load
-	2,  // 8: hearth.report.v1.Device.health:type_name -> hearth.report.v1.Health
-	9,  // 9: hearth.report.v1.Device.conditions:type_name -> hearth.report.v1.Condition
-	12, // 10: hearth.report.v1.KV.ram:type_name -> hearth.report.v1.KVTier
-	12, // 11: hearth.report.v1.KV.nvme:type_name -> hearth.report.v1.KVTier
-	3,  // 12: hearth.report.v1.NodeReport.Watch:input_type -> hearth.report.v1.WatchRequest
-	4,  // 13: hearth.report.v1.NodeReport.Watch:output_type -> hearth.report.v1.Report
-	13, // [13:14] is the sub-list for method output_type
-	12, // [12:13] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	8,  // 0: hearth.report.v1.Report.artifacts:type_name -> hearth.report.v1.Artifact
+	9,  // 1: hearth.report.v1.Report.endpoints:type_name -> hearth.report.v1.Endpoint
+	11, // 2: hearth.report.v1.Report.devices:type_name -> hearth.report.v1.Device
+	13, // 3: hearth.report.v1.Report.weights_space:type_name -> hearth.report.v1.Space
+	14, // 4: hearth.report.v1.Report.kv:type_name -> hearth.report.v1.KV
+	16, // 5: hearth.report.v1.Report.scaleouts:type_name -> hearth.report.v1.ScaleOut
+	0,  // 6: hearth.report.v1.Artifact.state:type_name -> hearth.report.v1.ArtifactState
+	1,  // 7: hearth.report.v1.Endpoint.engine:type_name -> hearth.report.v1.EngineKind
+	10, // 8: hearth.report.v1.Endpoint.load:type_name -> hearth.report.v1.Load
+	2,  // 9: hearth.report.v1.Device.health:type_name -> hearth.report.v1.Health
+	12, // 10: hearth.report.v1.Device.conditions:type_name -> hearth.report.v1.Condition
+	15, // 11: hearth.report.v1.KV.ram:type_name -> hearth.report.v1.KVTier
+	15, // 12: hearth.report.v1.KV.nvme:type_name -> hearth.report.v1.KVTier
+	4,  // 13: hearth.report.v1.ScaleOut.source_kind:type_name -> hearth.report.v1.SourceKind
+	3,  // 14: hearth.report.v1.ScaleOut.state:type_name -> hearth.report.v1.ScaleOutState
+	17, // 15: hearth.report.v1.ScaleOut.connections:type_name -> hearth.report.v1.Moved
+	17, // 16: hearth.report.v1.ScaleOut.devices:type_name -> hearth.report.v1.Moved
+	17, // 17: hearth.report.v1.ScaleOut.unattributed:type_name -> hearth.report.v1.Moved
+	18, // 18: hearth.report.v1.ScaleOut.classes:type_name -> hearth.report.v1.ClassMoved
+	19, // 19: hearth.report.v1.ScaleOut.before:type_name -> hearth.report.v1.RoundTrips
+	19, // 20: hearth.report.v1.ScaleOut.during:type_name -> hearth.report.v1.RoundTrips
+	5,  // 21: hearth.report.v1.ScaleOut.sight:type_name -> hearth.report.v1.Sight
+	6,  // 22: hearth.report.v1.NodeReport.Watch:input_type -> hearth.report.v1.WatchRequest
+	7,  // 23: hearth.report.v1.NodeReport.Watch:output_type -> hearth.report.v1.Report
+	23, // [23:24] is the sub-list for method output_type
+	22, // [22:23] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_nodeagent_report_report_proto_init() }
@@ -1305,8 +1980,8 @@ func file_nodeagent_report_report_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nodeagent_report_report_proto_rawDesc), len(file_nodeagent_report_report_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   10,
+			NumEnums:      6,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

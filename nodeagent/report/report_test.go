@@ -465,7 +465,7 @@ func TestTheTimeThatAReaderTakesIsNotTheNodesSilence(t *testing.T) {
 }
 
 func FuzzReport(f *testing.F) {
-	for _, seed := range []*Report{fullSnapshot(), fullDelta(), {Version: 1, Node: "node-a", Epoch: 1764400000000000001, Seq: 7}} {
+	for _, seed := range []*Report{fullSnapshot(), fullDelta(), snapshotWithScaleOuts(), {Version: 1, Node: "node-a", Epoch: 1764400000000000001, Seq: 7}} {
 		data, err := proto.Marshal(seed)
 		if err != nil {
 			f.Fatal(err)
@@ -487,12 +487,14 @@ func FuzzReport(f *testing.F) {
 			}
 			return
 		}
-		if len(s.Artifacts()) > MaxArtifacts || len(s.Endpoints()) > MaxEndpoints || len(s.Devices()) > MaxDevices {
+		if len(s.Artifacts()) > MaxArtifacts || len(s.Endpoints()) > MaxEndpoints || len(s.Devices()) > MaxDevices ||
+			len(s.ScaleOuts()) > MaxScaleOuts {
 			t.Fatal("the state exceeds its limits")
 		}
 		again := &Report{
 			Version: Version, Node: s.Node(), Epoch: s.Epoch(), Seq: s.Seq(), Snapshot: true, UnixMillis: s.At().UnixMilli(),
 			Artifacts: s.Artifacts(), Endpoints: s.Endpoints(), Devices: s.Devices(), WeightsSpace: s.Space(),
+			Kv: s.KV(), Scaleouts: s.ScaleOuts(),
 		}
 		wire, err := proto.Marshal(again)
 		if err != nil {

@@ -21,6 +21,7 @@ type State struct {
 	artifacts map[string]*Artifact
 	endpoints map[string]*Endpoint
 	devices   map[string]*Device
+	scaleouts map[string]*ScaleOut
 	space     *Space
 	kv        *KV
 }
@@ -39,6 +40,7 @@ func (s *State) Apply(r *Report) error {
 	s.artifacts = keyed(r.Artifacts, artifactKey)
 	s.endpoints = keyed(r.Endpoints, endpointKey)
 	s.devices = keyed(r.Devices, deviceKey)
+	s.scaleouts = keyed(r.Scaleouts, scaleOutKey)
 	s.space, s.kv = r.WeightsSpace, r.Kv
 	return nil
 }
@@ -53,12 +55,14 @@ func (s *State) applyDelta(r *Report) error {
 	}
 	if room(s.artifacts, r.Artifacts, r.GoneArtifacts, artifactKey) > MaxArtifacts ||
 		room(s.endpoints, r.Endpoints, r.GoneEndpoints, endpointKey) > MaxEndpoints ||
-		room(s.devices, r.Devices, r.GoneDevices, deviceKey) > MaxDevices {
+		room(s.devices, r.Devices, r.GoneDevices, deviceKey) > MaxDevices ||
+		room(s.scaleouts, r.Scaleouts, r.GoneScaleouts, scaleOutKey) > MaxScaleOuts {
 		return fmt.Errorf("apply report: %w: more objects than a node may have", ErrInvalid)
 	}
 	commitAll(s.artifacts, r.Artifacts, r.GoneArtifacts, artifactKey)
 	commitAll(s.endpoints, r.Endpoints, r.GoneEndpoints, endpointKey)
 	commitAll(s.devices, r.Devices, r.GoneDevices, deviceKey)
+	commitAll(s.scaleouts, r.Scaleouts, r.GoneScaleouts, scaleOutKey)
 	if r.WeightsSpace != nil {
 		s.space = r.WeightsSpace
 	}
