@@ -114,6 +114,12 @@ func (r *Router) Endpoints() []admin.Endpoint { return r.pools.Stats().Endpoints
 // Models implements admin.Answers.
 func (r *Router) Models() []admin.Model { return r.pools.Stats().Models }
 
+// ScaleOuts implements admin.Answers.
+func (r *Router) ScaleOuts() admin.ScaleOuts {
+	list, more := r.feed.ScaleOuts()
+	return admin.ScaleOuts{ScaleOuts: list, More: more}
+}
+
 // Explain implements admin.Answers.
 func (r *Router) Explain(body []byte) (admin.Explanation, error) {
 	var req pick.Request

@@ -310,3 +310,16 @@ func TestTheAdminListenerAnswersUnknownRoutesInTheApisForm(t *testing.T) {
 		}
 	}
 }
+
+func TestARouterWithoutAScaleOutSaysSo(t *testing.T) {
+	t.Parallel()
+	r, _ := start(t, config(t, "http://127.0.0.1:1"), Options{})
+	client, err := admin.NewClient("http://" + r.Status().Listeners["admin"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if got, err := client.ScaleOuts(t.Context()); err != nil || got.ScaleOuts == nil || len(got.ScaleOuts)+got.More != 0 {
+		t.Errorf("scale-outs are %+v, %v", got, err)
+	}
+}

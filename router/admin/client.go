@@ -81,6 +81,13 @@ func (c *Client) Models(ctx context.Context) ([]Model, error) {
 	return list.Models, err
 }
 
+// ScaleOuts asks for the scale-outs of all nodes.
+func (c *Client) ScaleOuts(ctx context.Context) (ScaleOuts, error) {
+	var s ScaleOuts
+	err := c.call(ctx, http.MethodGet, "/v1/scaleouts", nil, &s)
+	return s, err
+}
+
 // Explain asks where a request with this body would go.
 func (c *Client) Explain(ctx context.Context, body []byte) (Explanation, error) {
 	var e Explanation

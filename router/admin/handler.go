@@ -16,6 +16,7 @@ type Answers interface {
 	Status() Status
 	Endpoints() []Endpoint
 	Models() []Model
+	ScaleOuts() ScaleOuts
 	// Explain reads a request body as the ingress would. The error is the client's fault.
 	Explain(body []byte) (Explanation, error)
 }
@@ -30,6 +31,7 @@ func Handler(b Answers) http.Handler {
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, map[string][]Model{"models": b.Models()})
 	})
+	mux.HandleFunc("GET /v1/scaleouts", func(w http.ResponseWriter, _ *http.Request) { answer(w, b.ScaleOuts()) })
 	mux.HandleFunc("POST /v1/explain", Explain(b))
 	return Routes(mux)
 }

@@ -33,6 +33,16 @@ type Status struct {
 // Node is the router's stream to one agent.
 type Node = feed.NodeStats
 
+// ScaleOut is the summary of a pull on one of the nodes.
+type ScaleOut = feed.ScaleOut
+
+// ScaleOuts are those of all nodes, the running ones first and then the latest.
+type ScaleOuts struct {
+	ScaleOuts []ScaleOut `json:"scaleouts"`
+	// More is how many are not among them, at most feed.MaxScaleOuts are.
+	More int `json:"more,omitempty"`
+}
+
 // Metering is the state of the usage records.
 type Metering struct {
 	File       string `json:"file,omitempty"`

@@ -50,6 +50,8 @@ type watcher struct {
 	mu    sync.Mutex
 	stats NodeStats // guarded by mu
 	last  time.Time // of the last message; guarded by mu
+	// scaleouts are those of the state, whose messages nobody changes; guarded by mu.
+	scaleouts []*report.ScaleOut
 }
 
 func (w *watcher) run(ctx context.Context) {
@@ -136,6 +138,9 @@ func (w *watcher) take(state *report.State, r *report.Report) error {
 	s := &w.stats
 	s.Connected, s.LastError = true, ""
 	s.Epoch, s.Seq, s.KV = state.Epoch(), state.Seq(), kvOf(state.KV())
+	if r.GetSnapshot() || len(r.GetScaleouts())+len(r.GetGoneScaleouts()) > 0 {
+		w.scaleouts = state.ScaleOuts()
+	}
 	s.Messages++
 	if r.GetSnapshot() {
 		s.Snapshots++

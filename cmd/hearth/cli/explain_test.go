@@ -38,6 +38,8 @@ func (fakeRouter) Endpoints() []admin.Endpoint {
 	}
 }
 
+func (fakeRouter) ScaleOuts() admin.ScaleOuts { return routerScaleOuts() }
+
 func (f fakeRouter) Models() []admin.Model { return f.models }
 
 func (fakeRouter) Explain(body []byte) (admin.Explanation, error) {
