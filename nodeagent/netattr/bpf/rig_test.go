@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if mover.Serve(&Agent{}) {
+	if mover.Serve(&Agent{}, &Reuser{}) {
 		return
 	}
 	os.Exit(m.Run())

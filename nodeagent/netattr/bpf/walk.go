@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 )
@@ -46,7 +47,7 @@ func (p *Probe) Walk(each func(Row)) error {
 		return fmt.Errorf("walk sockets: %w", explain(err))
 	}
 	defer func() { _ = in.Close() }()
-	buffered := bufio.NewReaderSize(in, 64<<10)
+	buffered := bufio.NewReaderSize(patient{in}, 64<<10)
 	var raw [rowSize]byte
 	for {
 		if _, err := io.ReadFull(buffered, raw[:]); err != nil {
@@ -75,6 +76,19 @@ func rowOf(raw []byte) Row {
 	}
 }
 
+// patient reads on where the kernel gave up for now: it does after a million
+// objects of which nothing is told.
+type patient struct{ io.Reader }
+
+// Read reads what is told next.
+func (p patient) Read(b []byte) (int, error) {
+	for {
+		if n, err := p.Reader.Read(b); n > 0 || !errors.Is(err, unix.EAGAIN) {
+			return n, err
+		}
+	}
+}
+
 // drain runs an iterator to its end.
 func drain(it *link.Iter) error {
 	in, err := it.Open()
@@ -82,6 +96,6 @@ func drain(it *link.Iter) error {
 		return err
 	}
 	defer func() { _ = in.Close() }()
-	_, err = io.Copy(io.Discard, in)
+	_, err = io.Copy(io.Discard, patient{in})
 	return err
 }

@@ -109,7 +109,7 @@ func (e *End) Listen(of Socket, address *string) error {
 // serve answers requests on one connection until the other side ends it.
 func (e *End) serve(conn *net.TCPConn) {
 	for {
-		var head [24]byte
+		var head [HeadSize]byte
 		_ = conn.SetDeadline(time.Time{})
 		if err := e.take(conn, head[:]); err != nil {
 			break
@@ -167,6 +167,12 @@ type Request struct {
 // have it in.
 const HeadSize = 24
 
+// Head is what goes up first, for those that make requests by themselves.
+func (r Request) Head() []byte {
+	n := binary.BigEndian
+	return n.AppendUint64(n.AppendUint64(n.AppendUint64(nil, r.Up), r.Down), uint64(r.Way))
+}
+
 // Exchange makes a request on each connection, all at once.
 func (e *End) Exchange(r Request, _ *Nothing) error {
 	e.mu.Lock()
@@ -184,12 +190,7 @@ func (e *End) exchange(conn *net.TCPConn, r Request) error {
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
-	var head [HeadSize]byte
-	n := binary.BigEndian
-	n.PutUint64(head[:], r.Up)
-	n.PutUint64(head[8:], r.Down)
-	n.PutUint64(head[16:], uint64(r.Way))
-	if err := e.give(conn, head[:]); err != nil {
+	if err := e.give(conn, r.Head()); err != nil {
 		return err
 	}
 	if err := e.send(conn, r.Up, r.Way); err != nil {

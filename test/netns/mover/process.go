@@ -46,6 +46,12 @@ type Process struct {
 // namespace and a cgroup. It ends with the test.
 func Start(t testing.TB, n *netns.Namespace, in netns.Cgroup) *Process {
 	t.Helper()
+	return StartIn(t, n, in, 0)
+}
+
+// StartIn does so with further namespaces of its own, as CLONE_NEWPID.
+func StartIn(t testing.TB, n *netns.Namespace, in netns.Cgroup, namespaces uintptr) *Process {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +64,7 @@ func Start(t testing.TB, n *netns.Namespace, in netns.Cgroup) *Process {
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Env = append(os.Environ(), variable+"=1", "GOMAXPROCS=2")
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd()), Cloneflags: namespaces}
 	to, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

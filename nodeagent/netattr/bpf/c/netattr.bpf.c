@@ -340,7 +340,7 @@ RISE(rise, __u64, long long)
 RISE(rise32, __u32, int)
 
 /* take adds what passed since the last take to the counts of the socket's key. */
-INLINE void take(struct sock *sk, struct sock_state *st, struct row *row)
+INLINE void take(struct sock *sk, struct sock_state *st)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
 	__u64 sent, retransmitted, received;
@@ -384,15 +384,27 @@ INLINE void take(struct sock *sk, struct sock_state *st, struct row *row)
 	__sync_fetch_and_add(&c->retransmitted, retransmitted);
 	__sync_fetch_and_add(&c->received_headers, (__u64)in * header);
 	__sync_fetch_and_add(&c->transmitted_headers, (__u64)out * header);
-	if (row && (sent || received)) {
-		row->cgroup = st->cgroup;
-		row->received = received;
-		row->transmitted = sent - retransmitted;
-		row->retransmitted = retransmitted;
-		row->srtt_us = tp->srtt_us >> 3;
-		row->class = st->class;
-		row->locality = st->locality;
-	}
+}
+
+/* peek fills a row with what a take would find, and says whether that is payload. */
+INLINE bool peek(struct sock *sk, struct sock_state *st, struct row *row)
+{
+	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
+
+	if (!tp)
+		return 0;
+	row->received = tp->bytes_received - st->received - (done(sk) - st->fin);
+	row->retransmitted = tp->bytes_retrans - st->retransmitted;
+	row->transmitted = tp->bytes_sent - st->sent - row->retransmitted;
+	if (!row->received && !row->transmitted && !row->retransmitted)
+		return 0;
+	if (!st->locality)
+		st->locality = settle(sk, tp);
+	row->cgroup = st->cgroup;
+	row->srtt_us = tp->srtt_us >> 3;
+	row->class = st->class;
+	row->locality = st->locality;
+	return 1;
 }
 
 INLINE bool internet(struct sock *sk)
@@ -414,7 +426,7 @@ int sock_set_state(__u64 *ctx)
 	if (newstate == CLOSED) {
 		st = bpf_sk_storage_get(&socks, sk, 0, 0);
 		if (st && st->state == OPEN) {
-			take(sk, st, 0);
+			take(sk, st);
 			st->state = SHUT;
 		}
 		return 0;
@@ -457,9 +469,11 @@ int walk(struct bpf_iter__bpf_sk_storage_map *ctx)
 	st = bpf_sk_storage_get(&socks, sk, 0, 0);
 	if (!st || st->state != OPEN)
 		return 0;
-	take(sk, st, &row);
-	if (rows && row.cgroup)
-		bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
+	/* Where the row finds no room the kernel asks for this socket again, once
+	 * there is: what was taken until then would have no row. */
+	if (rows && peek(sk, st, &row) && bpf_seq_write(ctx->meta->seq, &row, sizeof(row)))
+		return 0;
+	take(sk, st);
 	return 0;
 }
 
