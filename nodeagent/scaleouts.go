@@ -13,20 +13,21 @@ import (
 // change with every sample while one runs.
 const scaleOutsEvery = time.Second
 
-// watchScaleOuts gives a channel that holds a signal after scaleOuts changed, nil
-// where this process runs no data role, and the func that ends it.
+// watchScaleOuts gives a channel that holds a signal after scaleOuts changed, and
+// the func that ends it.
 func (a *Agent) watchScaleOuts() (changed <-chan struct{}, cancel func()) {
 	if a.network == nil {
-		return nil, func() {}
+		return a.data.Subscribe()
 	}
 	return a.network.scaleouts.Subscribe()
 }
 
 // scaleOuts are the records of this node, those that run first and then the
-// latest; none where the data role runs apart.
+// latest. Of a data role that runs apart they are the last ones it told.
 func (a *Agent) scaleOuts() []scaleout.Record {
 	if a.network == nil {
-		return nil
+		state, _ := a.data.Snapshot()
+		return state.ScaleOuts
 	}
 	return a.network.scaleouts.List()
 }

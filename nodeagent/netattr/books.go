@@ -216,6 +216,9 @@ func (b *books) group(id uint64, now time.Time) *group {
 	if !g.found && b.tree != nil && named(id) {
 		if path, ok := b.tree.Lookup(id); ok {
 			g.path, g.owner, g.found = path, cgroups.Parse(path), true
+			if g.owner == (cgroups.Owner{}) {
+				g.owner.Unit = path // the root, or what says nothing
+			}
 		}
 	}
 	return g
