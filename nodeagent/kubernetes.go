@@ -124,6 +124,7 @@ func (c *cluster) run(ctx context.Context, a *Agent, start func(name string, run
 	start("API server", func() error { return c.client.Run(ctx) })
 	start("pods", func() error { return c.pods.Run(ctx) })
 	start("names of pods", func() error { return c.pods.Tell(ctx, a.data) })
+	start("network condition", func() error { return c.tellAccounting(ctx, a) })
 	start("engines of pods", func() error { return c.engines.Run(ctx) })
 	sources := dradriver.Sources{Devices: c.devices, Cache: a.cache, KV: a.kv, Cold: c.driver}
 	if c.classic != nil {

@@ -212,6 +212,7 @@ var calls = map[string][]use{
 		{"resource.k8s.io", "resourceslices", "patch"},
 		{"resource.k8s.io", "resourceslices", "delete"},
 		{"", "nodes", "get"},
+		{"", "nodes/status", "patch"},
 		{"", "pods", "get"},
 		{"", "pods", "list"},
 		{"", "pods", "watch"},

@@ -157,6 +157,68 @@ func TestOnlyTheAgentOfANodeWritesTheNodesSlices(t *testing.T) {
 	}
 }
 
+func TestAnAgentWritesConditionsOfItsOwnIntoTheStatusOfItsOwnNodeAndNothingElse(t *testing.T) {
+	t.Parallel()
+	const agent = "system:serviceaccount:hearth-system:hearth-agent"
+	p := newPolicy(t, all[*admissionv1.ValidatingAdmissionPolicy](t, "manifests")["nodes.hearth.dev"].Spec)
+	type fields = map[string]any
+	condition := func(kind, status string) fields {
+		return fields{"type": kind, "status": status, "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+	}
+	// node gives a node as it is, changed.
+	node := func(change func(metadata, status fields)) fields {
+		metadata := fields{"name": "node-1", "labels": fields{"zone": "a"}, "resourceVersion": "5"}
+		status := fields{
+			"capacity": fields{"cpu": "8"}, "addresses": []any{fields{"type": "InternalIP", "address": "10.0.0.1"}},
+			"conditions": []any{condition("Ready", "True"), condition("MemoryPressure", "False")},
+		}
+		if change != nil {
+			change(metadata, status)
+		}
+		return fields{"metadata": metadata, "spec": fields{"podCIDR": "10.1.0.0/24"}, "status": status}
+	}
+	conditions := func(list ...any) fields {
+		return node(func(_, status fields) { status["conditions"] = list })
+	}
+	ready, pressure, ours := condition("Ready", "True"), condition("MemoryPressure", "False"), condition("hearth.dev/NetworkAccounting", "True")
+	const others, elsewhere, metadata = "conditions whose type begins with hearth.dev/ and no other", "conditions of a node's status and nothing else", "labels, annotations"
+	for name, c := range map[string]struct {
+		user   map[string]any
+		before fields
+		now    fields
+		want   string // part of the reason; empty: let in
+	}{
+		"its own condition":         {user(agent, "node-1"), node(nil), conditions(ready, pressure, ours), ""},
+		"its own condition again":   {user(agent, "node-1"), conditions(ready, pressure, ours), conditions(ready, pressure, condition("hearth.dev/NetworkAccounting", "False")), ""},
+		"its own among others":      {user(agent, "node-1"), node(nil), conditions(ready, ours, pressure), ""},
+		"the version alone":         {user(agent, "node-1"), node(nil), node(func(m, _ fields) { m["resourceVersion"] = "6" }), ""},
+		"a node without conditions": {user(agent, "node-1"), node(func(_, s fields) { delete(s, "conditions") }), conditions(ours), ""},
+		"a node without status":     {user(agent, "node-1"), fields{"metadata": fields{"name": "node-1"}}, fields{"metadata": fields{"name": "node-1"}, "status": fields{"conditions": []any{ours}}}, ""},
+		"of another node":           {user(agent, "node-2"), node(nil), conditions(ready, pressure, ours), "the agent of node node-2 may not write the status of node 'node-1'"},
+		"with a token of no node":   {user(agent, ""), node(nil), conditions(ready, pressure, ours), "bound to no node"},
+		"Ready":                     {user(agent, "node-1"), node(nil), conditions(condition("Ready", "False"), pressure), others},
+		"Ready is gone":             {user(agent, "node-1"), node(nil), conditions(pressure, ours), others},
+		"all conditions are gone":   {user(agent, "node-1"), node(nil), node(func(_, s fields) { delete(s, "conditions") }), others},
+		"a condition of others":     {user(agent, "node-1"), node(nil), conditions(ready, pressure, condition("example.com/x", "True")), others},
+		"a name that only has ours": {user(agent, "node-1"), node(nil), conditions(ready, pressure, condition("nothearth.dev/x", "True")), others},
+		"capacity":                  {user(agent, "node-1"), node(nil), node(func(_, s fields) { s["capacity"] = fields{"cpu": "8", "nvidia.com/gpu": "8"} }), elsewhere},
+		"an address":                {user(agent, "node-1"), node(nil), node(func(_, s fields) { s["addresses"] = []any{} }), elsewhere},
+		"a field more":              {user(agent, "node-1"), node(nil), node(func(_, s fields) { s["images"] = []any{} }), elsewhere},
+		"a field less":              {user(agent, "node-1"), node(nil), node(func(_, s fields) { delete(s, "capacity") }), elsewhere},
+		"a label":                   {user(agent, "node-1"), node(nil), node(func(m, _ fields) { m["labels"] = fields{"zone": "b"} }), metadata},
+		"no labels":                 {user(agent, "node-1"), node(nil), node(func(m, _ fields) { delete(m, "labels") }), metadata},
+		"an annotation":             {user(agent, "node-1"), node(nil), node(func(m, _ fields) { m["annotations"] = fields{"a": "b"} }), metadata},
+		"a finalizer":               {user(agent, "node-1"), node(nil), node(func(m, _ fields) { m["finalizers"] = []any{"f"} }), metadata},
+		"by the kubelet":            {user("system:node:node-1", ""), node(nil), node(func(_, s fields) { s["capacity"] = fields{} }), ""},
+	} {
+		request := map[string]any{"userInfo": c.user, "operation": "UPDATE"}
+		got := p.refuses(t, request, c.now, c.before)
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) || strings.HasPrefix(got, "error") {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
 func TestThePolicyIsBoundDeniesAndNamesTheAgentsAccount(t *testing.T) {
 	t.Parallel()
 	policies := all[*admissionv1.ValidatingAdmissionPolicy](t, "manifests")
@@ -175,8 +237,8 @@ func TestThePolicyIsBoundDeniesAndNamesTheAgentsAccount(t *testing.T) {
 	if k := readKustomization(t, "manifests"); k.Namespace != d.Namespace {
 		t.Errorf("the kustomization puts %s into %s", d.Namespace, k.Namespace)
 	}
-	p := policies["resourceslices.hearth.dev"]
-	for _, expression := range []string{p.Spec.MatchConditions[0].Expression, p.Spec.Variables[0].Expression} {
+	slice, node := policies["resourceslices.hearth.dev"].Spec, policies["nodes.hearth.dev"].Spec
+	for _, expression := range []string{slice.MatchConditions[0].Expression, slice.Variables[0].Expression, node.MatchConditions[0].Expression} {
 		if !strings.Contains(expression, `"`+account+`"`) {
 			t.Errorf("%s does not name %s", expression, account)
 		}
