@@ -40,7 +40,7 @@ func allHaveIDs(root string) bool {
 		}
 		file, err := os.Open(filepath.Join(path, "cgroup.procs"))
 		if err != nil {
-			return nil //nolint:nilerr // it is gone, or its processes are not to be read
+			return nil // it is gone, or its processes are not to be read
 		}
 		defer func() { _ = file.Close() }()
 		for lines := bufio.NewScanner(file); lines.Scan(); {
