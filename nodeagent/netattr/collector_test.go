@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -201,5 +202,19 @@ func TestTurnedOffItReadsDevicesAlone(t *testing.T) {
 	defer c.Close()
 	if s := c.Snapshot(); s.Sight != SightNone && s.Sight != SightDevices || strings.Contains(s.Reason, "cgroups") {
 		t.Errorf("sight %s, reason %q", s.Sight, s.Reason)
+	}
+}
+
+func TestWithoutCgroupsBytesHaveAClassAndNoPod(t *testing.T) {
+	t.Parallel()
+	m := &memory{counts: kernel{{Cgroup: 7, Locality: traffic.OffNode, Class: traffic.KV}: received(5), {Cgroup: 7, Locality: traffic.OffNode}: received(3)}}
+	c := New(Options{Sys: t.TempDir(), Cgroups: filepath.Join(t.TempDir(), "nothing"), Source: func() (Source, error) { return m, nil }})
+	defer c.Close()
+	s := c.Sample()
+	if s.Sight != SightPartial || !strings.Contains(s.Reason, "cgroups: ") {
+		t.Errorf("sight %s, reason %q", s.Sight, s.Reason)
+	}
+	if kv, other := s.Class(traffic.KV, traffic.OffNode).Received, s.Class(traffic.Other, traffic.OffNode).Received; kv != 5 || other != 3 {
+		t.Errorf("kv %d and other %d bytes, want 5 and 3", kv, other)
 	}
 }
