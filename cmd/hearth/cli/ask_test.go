@@ -13,6 +13,7 @@ import (
 	"github.com/hearth-dev/hearth/dradriver/device"
 	"github.com/hearth-dev/hearth/identity"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
+	"github.com/hearth-dev/hearth/nodeagent/scaleout"
 )
 
 const testRef = "hub://org/name@main"
@@ -57,6 +58,14 @@ func fakeAgent(t *testing.T) string {
 		{ID: "gpu-0", Product: "Sim", Health: "unhealthy", Facts: device.Facts{Memory: 80 << 30, PCIRoot: "pci0000:17", NUMA: new(1), NVLinkGroup: "nvl-0"}, Claims: []string{"llm/smol"}},
 		{ID: "gpu-1", Health: "healthy"},
 	}}))
+	mux.Handle("GET /v1/network", answer(fixedNetwork()))
+	mux.HandleFunc("GET /v1/scaleouts", func(w http.ResponseWriter, r *http.Request) {
+		list := fixedScaleOuts()
+		if id := r.URL.Query().Get("id"); id != "" {
+			list = slices.DeleteFunc(list, func(r scaleout.Record) bool { return r.ID != id })
+		}
+		answer(map[string]any{"scaleouts": list})(w, r)
+	})
 	mux.Handle("GET /v1/claims", answer(map[string]any{"claims": []admin.Claim{
 		{
 			Namespace: "llm", Name: "smol", State: "pulling", Pods: []string{"engine-0"}, Progress: "pulling org/name, 41 %, about 50 s left",
@@ -102,10 +111,13 @@ func TestAnswersAreTablesForPeopleAndJSONForPrograms(t *testing.T) {
 		table []string
 		keys  []string
 	}{
-		{[]string{"status"}, []string{"node-1  v1", "control+data", "1 healthy, 1 unhealthy", "256.0 MiB of 1.0 GiB  1.0 GiB of 4.0 GiB + 3.0 GiB of 10.0 GiB nvme", "engine-1", "serving", "25%", testRef, "PROBLEMS", "node-1: the drive is slow\nnode-1: the configuration is not taken: it has\n        one fault\n    and another\n", "SLICE POOL", "published", "2 prepared, 1 pulling", "kubernetes.devices does not name kv"}, []string{"nodes"}},
+		{[]string{"status"}, []string{"node-1  v1", "control+data", "1 healthy, 1 unhealthy", "256.0 MiB of 1.0 GiB  1.0 GiB of 4.0 GiB + 3.0 GiB of 10.0 GiB nvme", "engine-1", "serving", "25%", testRef, "PROBLEMS", "node-1: the drive is slow\nnode-1: the configuration is not taken: it has\n        one fault\n    and another\n", "SLICE POOL", "published", "2 prepared, 1 pulling", "nvme\nnode-1: network: devices only: sockets: no BTF\n", "kubernetes.devices does not name kv"}, []string{"nodes"}},
 		{[]string{"devices"}, []string{"PCIE ROOT", "node-1  gpu-0", "80.0 GiB", "pci0000:17", "nvl-0", "unhealthy", "llm/smol"}, []string{"devices"}},
 		{[]string{"claims"}, []string{"CLAIM", "node-1  llm", "smol", "pulling  2", testRef + "(41%)", "40.0 GiB + 100.0 GiB nvme", "engine-0", "node-1: llm/smol: pulling org/name, 41 %, about 50 s left"}, []string{"claims"}},
 		{[]string{"nodes"}, []string{"NODE", "gpu-0", "unhealthy", "gpu-1"}, []string{"nodes"}},
+		{[]string{"network"}, []string{"node-1: network: devices only: sockets: no BTF", "llm/engine-0 engine", "datagrams"}, []string{"nodes"}},
+		{[]string{"scaleouts"}, []string{"OVERLAP", "f2  node-1  " + testRef}, []string{"scaleouts"}},
+		{[]string{"scaleouts", "f1"}, []string{"live p90     before 0.40 ms", "llm/engine-0 engine", "received, by class"}, []string{"scaleouts"}},
 		{[]string{"models", "list"}, []string{"REF", "node-1  " + testRef, "Ready", "100%", "abababababab"}, []string{"models"}},
 		{[]string{"models", "show", testRef}, []string{"state    Ready", "config.json", "cdcdcdcdcdcd"}, []string{"models"}},
 		{[]string{"models", "pull", "hub://org/name"}, []string{"node-1  " + testRef, "Ready"}, []string{"models"}},

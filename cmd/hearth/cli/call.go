@@ -80,7 +80,7 @@ func agentError(err error, p place) error {
 		switch said.Code {
 		case admin.CodeBadRequest:
 			code = terminal.ExitUsage
-		case admin.CodeUnknownRef, admin.CodeUnknownDevice, admin.CodeUnknownTenant, admin.CodeUnknownBlock:
+		case admin.CodeUnknownRef, admin.CodeUnknownDevice, admin.CodeUnknownTenant, admin.CodeUnknownBlock, admin.CodeNotFound:
 			code = terminal.ExitNotFound
 		case admin.CodeNotAllowed, admin.CodeInjectDisabled, admin.CodeLeased:
 			code = terminal.ExitRefused

@@ -25,7 +25,7 @@ func (a *app) runCommands() []*cobra.Command {
 }
 
 func (a *app) askCommands() []*cobra.Command {
-	return []*cobra.Command{a.status(), a.models(), a.nodes(), a.devices(), a.claims(), a.claim(), a.kv(), a.inject(), a.explain()}
+	return []*cobra.Command{a.status(), a.models(), a.nodes(), a.devices(), a.claims(), a.claim(), a.kv(), a.network(), a.scaleOuts(), a.inject(), a.explain()}
 }
 
 // components are the kinds of configuration that `hearth config` knows.

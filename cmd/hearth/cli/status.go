@@ -132,7 +132,7 @@ type section struct {
 }
 
 func (a *app) showStatus(said statusAnswer) error {
-	var problems []string
+	var problems, networks []string
 	machines := section{header: []string{"NODE", "VERSION", "ROLES", "DEVICES", "WEIGHTS", "KV"}}
 	pools := section{header: []string{"NODE", "SLICE POOL", "STATE", "DEVICES", "CLAIMS", "DETAIL"}}
 	endpoints := section{header: []string{"NODE", "ENDPOINT", "POOL", "ENGINE", "STATE", "RUNNING", "WAITING", "KV", "URL"}}
@@ -141,6 +141,9 @@ func (a *app) showStatus(said statusAnswer) error {
 		machines.rows = append(machines.rows, []string{
 			n.Node.Name, n.Node.Version, strings.Join(n.Node.Roles, "+"), healthOf(n.Devices), space(n.Node.Space), kvFill(n.Node.KV),
 		})
+		if n.Network != nil {
+			networks = append(networks, n.Node.Name+": "+n.Network.String())
+		}
 		for _, e := range n.Endpoints {
 			endpoints.rows = append(endpoints.rows, []string{
 				n.Node.Name, e.Name, e.Pool, e.Engine, endpointState(e, n.Devices), strconv.FormatUint(uint64(e.Load.Running), 10),
@@ -167,7 +170,7 @@ func (a *app) showStatus(said statusAnswer) error {
 		}
 	}
 	shown := 0
-	for _, s := range sections {
+	for i, s := range sections {
 		if len(s.rows) == 0 {
 			continue
 		}
@@ -177,6 +180,12 @@ func (a *app) showStatus(said statusAnswer) error {
 		shown++
 		if err := terminal.Table(a.Out, s.header, s.rows); err != nil {
 			return err
+		}
+		if i > 0 {
+			continue
+		}
+		for _, line := range networks { // below the nodes
+			fmt.Fprintln(a.Out, terminal.Plain(line))
 		}
 	}
 	a.showProblems(problems)

@@ -5,6 +5,7 @@
 package terminal
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -36,6 +37,25 @@ func Interactive(w io.Writer) bool {
 // Colour reports whether w may get colour: a terminal, and NO_COLOR is unset or
 // empty (no-color.org).
 func Colour(w io.Writer) bool { return os.Getenv("NO_COLOR") == "" && Interactive(w) }
+
+// Width is how many columns w has: its terminal's, else 80.
+func Width(w io.Writer) int {
+	if file, ok := w.(*os.File); ok {
+		if columns, _, err := term.GetSize(int(file.Fd())); err == nil && columns > 0 {
+			return columns
+		}
+	}
+	return 80
+}
+
+// UTF8 reports whether w is a terminal that shows UTF-8, by the locale.
+func UTF8(w io.Writer) bool { return Interactive(w) && utf8Locale(os.Getenv) }
+
+// utf8Locale reads the variables of the locale in the order in which they count.
+func utf8Locale(getenv func(string) string) bool {
+	locale := strings.ToLower(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
+	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
+}
 
 // JSON writes v as one indented JSON value and a newline.
 func JSON(w io.Writer, v any) error {

@@ -81,3 +81,20 @@ func TestLoggerWritesJSONWhereNobodyWatches(t *testing.T) {
 		t.Errorf("log = %q", got)
 	}
 }
+
+func TestAnOutputThatIsNoTerminalHas80ColumnsAndASCII(t *testing.T) {
+	t.Parallel()
+	if columns, utf8 := Width(&bytes.Buffer{}), UTF8(&bytes.Buffer{}); columns != 80 || utf8 {
+		t.Errorf("a buffer has %d columns, UTF-8 %v", columns, utf8)
+	}
+	for want, environments := range map[bool][]map[string]string{
+		true:  {{"LANG": "de_DE.UTF-8"}, {"LC_CTYPE": "C.utf8", "LANG": "C"}, {"LC_ALL": "en_US.UTF-8", "LANG": "C"}},
+		false: {{}, {"LANG": "C"}, {"LC_ALL": "C", "LANG": "en_US.UTF-8"}},
+	} {
+		for _, env := range environments {
+			if got := utf8Locale(func(name string) string { return env[name] }); got != want {
+				t.Errorf("%v shows UTF-8: %v", env, got)
+			}
+		}
+	}
+}
