@@ -73,7 +73,7 @@ func uninstalled(t *testing.T, node *lab.Node) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, dir := range []string{"var/lib/hearth", "run/hearth", "var/run/cdi", "var/lib/kubelet/plugins", "var/lib/kubelet/plugins_registry"} {
+	for _, dir := range []string{"var/lib/hearth", "run/hearth", "sys/fs/bpf/hearth", "var/run/cdi", "var/lib/kubelet/plugins", "var/lib/kubelet/plugins_registry"} {
 		err := filepath.WalkDir(filepath.Join(node.Root(), dir), func(path string, d fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil

@@ -30,6 +30,7 @@ func kvNode(t *testing.T) (config nodeagent.Config, file string) {
 	c.Node = "node-1"
 	c.Listen = nodeagent.Listen{Socket: filepath.Join(dir, "agent.sock")}
 	c.Weights.Dir, c.Health.StateDir, c.KV.Dir = filepath.Join(dir, "weights"), filepath.Join(dir, "health"), filepath.Join(dir, "kv")
+	c.Network.Pins = filepath.Join(dir, "pins")
 	c.Weights.KeepFree = 0
 	c.KV.Drives = []string{filepath.Join(dir, "drive")}
 	c.KV.Memory, c.KV.NVMe, c.KV.Admit = 8*units.MiB, 100*units.MiB, nodeagent.AdmitAll

@@ -22,6 +22,7 @@ import (
 	"github.com/hearth-dev/hearth/kvtier"
 	"github.com/hearth-dev/hearth/nodeagent"
 	"github.com/hearth-dev/hearth/nodeagent/admin"
+	"github.com/hearth-dev/hearth/nodeagent/netattr/bpf"
 	"github.com/hearth-dev/hearth/weightcache"
 )
 
@@ -39,8 +40,9 @@ func (a *app) uninstall() *cobra.Command {
 		Long: `Uninstall refuses while a claim is prepared on the node: without its driver no
 pod that uses one can end. --check stops there, and works beside a running agent:
 run it on every node before you delete the DaemonSet. Without --check the agent
-must have ended; then the driver's sockets, CDI files, the ledger and the health
-state go, and with --weights the models and the KV space too.`,
+must have ended; then the driver's sockets, CDI files, the ledger, the health
+state and what counts the network in the kernel go, and with --weights the models
+and the KV space too.`,
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			config, err := load[*nodeagent.Config](f.file, "agent", f.node)
@@ -176,6 +178,15 @@ func uninstall(ctx context.Context, config *nodeagent.Config, weights bool) (rem
 		{filepath.Join(k.PluginsDir, identity.Driver), []string{"dra.sock", "serialize.lock", "dra-device-metadata"}},
 		{config.Health.StateDir, []string{"health.json*"}},
 		{k.ClaimsDir, []string{"*.json", "bad", "journal", "lock"}},
+	}
+	if pins := config.Network.Pins; pins != "" {
+		_, err := os.Stat(pins)
+		if err := bpf.Unpin(pins); err != nil {
+			return removed, fmt.Errorf("uninstall: %w", err)
+		}
+		if err == nil {
+			removed = append(removed, "programs and maps in "+pins)
+		}
 	}
 	if weights {
 		views := config.Weights.ViewsDir

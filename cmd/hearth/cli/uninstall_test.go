@@ -30,6 +30,7 @@ func installed(t *testing.T) (config nodeagent.Config, file string) {
 	c.Kubernetes.Enabled = true
 	c.Kubernetes.ClaimsDir, c.Kubernetes.CDIDir = filepath.Join(dir, "claims"), filepath.Join(dir, "cdi")
 	c.Kubernetes.PluginsDir, c.Kubernetes.RegistrarDir = filepath.Join(dir, "plugins"), filepath.Join(dir, "registry")
+	c.Network.Pins = filepath.Join(dir, "pins")
 	text, err := configfile.Marshal(&c)
 	if err != nil {
 		t.Fatal(err)
@@ -46,6 +47,9 @@ func installed(t *testing.T) (config nodeagent.Config, file string) {
 	put(t, filepath.Join(c.Kubernetes.RegistrarDir, identity.Driver+"-reg.sock"), "")
 	put(t, filepath.Join(c.Kubernetes.CDIDir, "hearth.dev-claim_uid-1.json"), "{}")
 	put(t, filepath.Join(c.Kubernetes.CDIDir, "other.json"), "{}")
+	put(t, filepath.Join(c.Network.Pins, "v1-cgroup-0", "acct"), "counts")
+	put(t, filepath.Join(c.Network.Pins, "v1-cgroup-77", "acct"), "counts")
+	put(t, filepath.Join(c.Network.Pins, "cilium"), "not the agent's")
 	return c, file
 }
 
@@ -115,16 +119,17 @@ func TestUninstallRefusesWhileClaimsArePreparedAndLeavesNothingAfter(t *testing.
 	gone := []string{
 		c.Kubernetes.ClaimsDir, filepath.Join(c.Kubernetes.PluginsDir, identity.Driver), filepath.Join(c.Health.StateDir, "health.json"),
 		filepath.Join(c.Kubernetes.RegistrarDir, identity.Driver+"-reg.sock"), filepath.Join(c.Kubernetes.CDIDir, "hearth.dev-claim_uid-1.json"),
+		filepath.Join(c.Network.Pins, "v1-cgroup-0"), filepath.Join(c.Network.Pins, "v1-cgroup-77"),
 	}
 	stay := []string{
 		filepath.Join(c.Health.StateDir, "mine.txt"), filepath.Join(c.Kubernetes.PluginsDir, "other.example", "dra.sock"),
-		filepath.Join(c.Kubernetes.CDIDir, "other.json"), filepath.Join(c.Weights.Dir, "blobs", "sha256", "aa", "x"),
+		filepath.Join(c.Kubernetes.CDIDir, "other.json"), filepath.Join(c.Network.Pins, "cilium"), filepath.Join(c.Weights.Dir, "blobs", "sha256", "aa", "x"),
 	}
 	look(t, gone, stay)
 	if out, said, code := hearth(t, "uninstall", "--config", file, "--weights"); code != 0 {
 		t.Fatalf("with --weights it ended with %d: %s%s", code, out, said)
 	}
-	look(t, append(gone, c.Weights.Dir), stay[:3])
+	look(t, append(gone, c.Weights.Dir), stay[:4])
 }
 
 func look(t *testing.T, gone, stay []string) {

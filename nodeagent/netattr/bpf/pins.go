@@ -143,9 +143,17 @@ func (p *Probe) own() error {
 
 // Unpin removes everything that agents of any version pinned below a folder, so
 // that their programs end with the last process that has them.
+// What others have in the folder stays, and then the folder does.
 func Unpin(pins string) error {
-	if err := os.RemoveAll(pins); err != nil {
+	ours, err := fs.Glob(os.DirFS(pins), "*-cgroup-*")
+	if err != nil {
 		return fmt.Errorf("remove pinned programs: %w", err)
 	}
+	for _, name := range ours {
+		if err := os.RemoveAll(filepath.Join(pins, name)); err != nil {
+			return fmt.Errorf("remove pinned programs: %w", err)
+		}
+	}
+	_ = os.Remove(pins)
 	return nil
 }
