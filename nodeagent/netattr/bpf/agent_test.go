@@ -4,6 +4,11 @@ package bpf
 
 import (
 	"errors"
+	"fmt"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 	"github.com/hearth-dev/hearth/test/netns/mover"
@@ -22,6 +27,23 @@ type Wish struct{ Pins, Datagrams string }
 func (a *Agent) Open(w Wish, _ *mover.Nothing) (err error) {
 	a.probe, err = Open(Options{Pins: w.Pins, Datagrams: w.Datagrams})
 	return err
+}
+
+// Drop takes all capabilities away from the process but these.
+func (a *Agent) Drop(but []uint, _ *mover.Nothing) error {
+	var keep uint64
+	for _, capability := range but {
+		keep |= 1 << capability
+	}
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	data := [2]unix.CapUserData{
+		{Effective: uint32(keep), Permitted: uint32(keep)},
+		{Effective: uint32(keep >> 32), Permitted: uint32(keep >> 32)},
+	}
+	if _, _, err := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0); err != 0 {
+		return fmt.Errorf("drop capabilities of all threads, for which cgo has to be off: %w", err)
+	}
+	return nil
 }
 
 // Sensors tells of its sensors.

@@ -69,22 +69,33 @@ func cause(err error, needs []capability, read func(path string) string) string 
 	switch {
 	case errors.As(err, new(refusal)):
 		return ""
-	case errors.Is(err, btf.ErrNotFound), errors.Is(err, btf.ErrNotSupported), errors.Is(err, btf.ErrNoExtendedInfo):
-		return "the kernel does not describe its types (BTF) as this program needs them: Linux 5.15 or newer with CONFIG_DEBUG_INFO_BTF is wanted"
-	case errors.Is(err, ebpf.ErrNotSupported):
-		return "this kernel is too old: Linux 5.15 or newer is wanted"
+	case errors.Is(err, btf.ErrNotFound), errors.Is(err, btf.ErrNoExtendedInfo), errors.Is(err, ebpf.ErrNotSupported):
+		return "the kernel is too old or does not describe its types (BTF): Linux 5.15 or newer with CONFIG_DEBUG_INFO_BTF is wanted"
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		if _, refused := errors.AsType[*ebpf.VerifierError](err); refused {
-			return "the kernel refused the program"
+		if _, verified := errors.AsType[*ebpf.VerifierError](err); verified {
+			return refused(err, read)
 		}
 		return forbidden(needs, read)
 	case errors.Is(err, unix.ENOMEM):
 		return "the kernel has no memory for it: see net.core.optmem_max where sockets are marked"
 	}
-	if _, refused := errors.AsType[*ebpf.VerifierError](err); refused {
-		return "the kernel refused the program"
+	if _, verified := errors.AsType[*ebpf.VerifierError](err); verified {
+		return refused(err, read)
 	}
 	return ""
+}
+
+// refused says why the verifier may not have taken a program.
+func refused(err error, read func(path string) string) string {
+	release := strings.TrimSpace(read("/proc/sys/kernel/osrelease"))
+	var major, minor int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && (major < 5 || major == 5 && minor < 15) {
+		return fmt.Sprintf("this kernel (%s) is too old: Linux 5.15 or newer is wanted", release)
+	}
+	if strings.Contains(err.Error(), "bad CO-RE relocation") {
+		return "the kernel's types lack a field that the program reads"
+	}
+	return "the kernel refused the program"
 }
 
 // forbidden says what is missing for a call that was refused with EPERM.

@@ -115,6 +115,26 @@ func TestAServiceAddressThatIsTranslatedToThisNodeIsSameNode(t *testing.T) {
 	wantLocality(t, "server behind it", b, traffic.SameNode)
 }
 
+func TestAPortThatWasUsedWithinTheNodeIsOffNodeWhenItIsUsedBeyond(t *testing.T) {
+	client, server := two(t)
+	node, other := netns.NewCgroup(t), netns.NewCgroup(t)
+	p := opened(t, Options{Scope: node.ID})
+	within, beyond := node.Below(t, "within"), node.Below(t, "beyond")
+	local, away := mover.Start(t, client, within), mover.Start(t, server, other)
+	near, far := local.Listen(mover.Socket{Address: "10.77.0.2:0"}), away.Listen(mover.Socket{Address: "10.77.0.1:0"})
+	for _, one := range []struct {
+		to   string
+		in   netns.Cgroup
+		want traffic.Locality
+	}{{near, within, traffic.Loopback}, {far, beyond, traffic.OffNode}} {
+		call := mover.Start(t, client, one.in)
+		call.Dial(mover.Socket{Address: one.to, From: "10.77.0.2:4321"})
+		call.Exchange(mover.Request{Up: 100, Down: 1000})
+		call.Hangup(true)
+		wantLocality(t, "client of "+one.to, localities(walked(t, p, in(one.in))), one.want)
+	}
+}
+
 // translate makes a router's devices put the server's address in place of the
 // service's where packets go there, and back where they come from there. Both
 // addresses have the same sum.

@@ -44,6 +44,7 @@ type netattrRange struct {
 type netattrSockState struct {
 	_             structs.HostLayout
 	Cgroup        uint64
+	Since         uint64
 	Sent          uint64
 	Retransmitted uint64
 	Received      uint64

@@ -205,7 +205,8 @@ func TestRepeatsAreNamedAndPayloadIsStillExact(t *testing.T) {
 		}
 		repeats += c.Retransmitted
 		after, w := node.Device(t, "eth0"), wire(walked(t, p, func(Key) bool { return true }))
-		near(t, "transmitted to "+address, w.Transmitted-counted.Transmitted, after.Transmitted-before.Transmitted, 0.001)
+		// Acknowledgements tell of each loss in options, which headers have not in.
+		near(t, "transmitted to "+address, w.Transmitted-counted.Transmitted, after.Transmitted-before.Transmitted, 0.005)
 	}
 	t.Logf("%d bytes were sent again", repeats)
 }

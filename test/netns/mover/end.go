@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -21,7 +22,7 @@ import (
 )
 
 // patience bounds each step, so that a fault ends a test and does not hang it.
-const patience = 2 * time.Minute
+const patience = time.Minute
 
 // Counts are payload in bytes.
 type Counts struct{ Sent, Received uint64 }
@@ -41,7 +42,8 @@ type End struct {
 	listeners []interface{ Close() error }
 	conns     []*net.TCPConn // those that were made
 	served    map[*net.TCPConn]bool
-	ended     int // of served ones
+	ended     int   // of served ones
+	failed    error // of served ones
 	stop      chan struct{}
 	streams   *errgroup.Group
 }
@@ -56,7 +58,7 @@ func NewEnd() *End {
 // Socket says how sockets are made.
 type Socket struct {
 	Address   string // where to connect to or to listen at, ADDRESS:PORT
-	From      string // own address, for those that connect; empty: the kernel's choice
+	From      string // own ADDRESS:PORT, for those that connect; empty: the kernel's choice
 	Count     int    // connections to make
 	Mark      int    // SO_MARK; 0: none
 	Multipath bool   // MPTCP
@@ -116,7 +118,12 @@ func (e *End) serve(conn *net.TCPConn) {
 		}
 		n := binary.BigEndian
 		how := Way(n.Uint64(head[16:]))
-		if e.receive(conn, n.Uint64(head[:]), how) != nil || e.send(conn, n.Uint64(head[8:]), how) != nil {
+		err := e.receive(conn, n.Uint64(head[:]), how)
+		if err == nil {
+			err = e.send(conn, n.Uint64(head[8:]), how)
+		}
+		if err != nil {
+			e.fail(err)
 			break
 		}
 	}
@@ -125,6 +132,18 @@ func (e *End) serve(conn *net.TCPConn) {
 	delete(e.served, conn)
 	e.ended++
 	e.changed.Broadcast()
+	e.mu.Unlock()
+}
+
+// fail notes what ended a connection amid a request, but for the other end.
+func (e *End) fail(err error) {
+	for _, end := range []error{unix.ECONNRESET, unix.EPIPE, net.ErrClosed, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(err, end) {
+			return
+		}
+	}
+	e.mu.Lock()
+	e.failed = errors.Join(e.failed, err)
 	e.mu.Unlock()
 }
 
@@ -141,7 +160,11 @@ func (e *End) dial(of Socket) ([]*net.TCPConn, error) {
 	dialer := net.Dialer{Control: e.control(of), Timeout: patience, KeepAlive: -1}
 	dialer.SetMultipathTCP(of.Multipath)
 	if of.From != "" {
-		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(of.From)}
+		from, err := net.ResolveTCPAddr("tcp", of.From)
+		if err != nil {
+			return nil, err
+		}
+		dialer.LocalAddr = from
 	}
 	var made []*net.TCPConn
 	for range max(1, of.Count) {
@@ -280,7 +303,10 @@ func (e *End) Hangup(reset bool, _ *Nothing) error {
 
 // Ended waits until this many accepted connections have come and ended.
 func (e *End) Ended(want int, _ *Nothing) error {
-	return e.wait(func() bool { return e.ended >= want && len(e.served) == 0 }, "%d connections to end", want)
+	err := e.wait(func() bool { return e.ended >= want && len(e.served) == 0 }, "%d connections to end", want)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return errors.Join(err, e.failed)
 }
 
 // Accepted waits until this many accepted connections are there.

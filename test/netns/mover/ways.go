@@ -6,6 +6,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,9 +41,24 @@ func (e *End) give(conn *net.TCPConn, b []byte) error {
 }
 
 func (e *End) take(conn *net.TCPConn, b []byte) error {
-	n, err := io.ReadFull(conn, b)
+	n, err := io.ReadFull(persistent(conn.Read), b)
 	e.received.Add(uint64(n))
 	return err
+}
+
+// persistent reads on where the runtime takes the word that a zero-copy call is
+// done, an error to poll(2), for one of the connection.
+type persistent func([]byte) (int, error)
+
+// Read reads.
+func (p persistent) Read(b []byte) (int, error) {
+	for {
+		n, err := p(b)
+		if n > 0 || err == nil || !strings.Contains(err.Error(), "not pollable") {
+			return max(0, n), err
+		}
+		runtime.Gosched()
+	}
 }
 
 func (e *End) send(conn *net.TCPConn, n uint64, how Way) error {
@@ -252,7 +269,7 @@ func (e *End) receive(conn *net.TCPConn, n uint64, how Way) error {
 		}
 	}
 	for n > 0 {
-		got, err := read(b[:min(n, chunk)])
+		got, err := persistent(read).Read(b[:min(n, chunk)])
 		if got <= 0 && err == nil {
 			err = io.ErrUnexpectedEOF
 		}

@@ -53,6 +53,7 @@ struct __sk_buff {
 
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*bpf_map_update_elem)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
+static __u64 (*bpf_ktime_get_ns)(void) = (void *)5;
 static long (*bpf_skb_load_bytes)(const struct __sk_buff *skb, __u32 offset, void *to, __u32 len) = (void *)26;
 static __u64 (*bpf_skb_cgroup_id)(struct __sk_buff *skb) = (void *)79;
 static void *(*bpf_sk_storage_get)(void *map, void *sk, void *value, __u64 flags) = (void *)107;
@@ -124,6 +125,7 @@ struct tcp_sock {
 	__u64 bytes_received;
 	__u64 bytes_sent;
 	__u64 bytes_retrans;
+	__u64 bytes_acked;
 	__u32 srtt_us;
 };
 

@@ -26,6 +26,7 @@ enum transport { TCP, NON_TCP };
  * socket is connected or bound, to say class and flight: a tag. */
 struct sock_state {
 	__u64 cgroup;
+	__u64 since; /* when it was connected, by the clock since boot, nanoseconds */
 	__u64 sent, retransmitted, received; /* taken so far */
 	__u32 segs_out, segs_in;
 	__u32 flight;
@@ -110,20 +111,22 @@ struct {
 } ranges SEC(".maps"); /* other side's address -> class */
 
 /* Addresses that sockets of this node have, and the far ends of the connections
- * they accepted: who connects to one of the former, or is one of the latter,
- * talks within the node, even through an address that was translated. */
+ * they accepted, with the time of the last connection: who connects to one of
+ * the former, or is one of the latter, talks within the node, even through an
+ * address that was translated. Addresses move to other nodes and ports are used
+ * again, so what is older than the connection in question says nothing. */
 struct {
 	__uint(type, MAP_LRU_HASH);
 	__uint(max_entries, 8192);
 	__type(key, struct address);
-	__type(value, __u32);
+	__type(value, __u64);
 } here SEC(".maps");
 
 struct {
 	__uint(type, MAP_LRU_HASH);
 	__uint(max_entries, 65536);
 	__type(key, struct end);
-	__type(value, __u32);
+	__type(value, __u64);
 } accepted SEC(".maps");
 
 struct {
@@ -262,42 +265,71 @@ INLINE __u32 classify(struct sock *sk, enum side side)
 	return by_range(&remote);
 }
 
-/* settle decides how far the other end is. It is asked once payload has passed:
+#define SECOND 1000000000ULL
+
+/* is_here remembers an address of this node, to the second. */
+INLINE void is_here(const struct address *local, __u64 now)
+{
+	__u64 *last;
+
+	if (loops(local))
+		return;
+	last = bpf_map_lookup_elem(&here, local);
+	if (!last)
+		bpf_map_update_elem(&here, local, &now, ANY);
+	else if (*last + SECOND < now)
+		*last = now;
+}
+
+/* was_here tells whether an address was this node's at a time, or after. Who
+ * connects is seen before who accepts; they are not ten seconds apart. */
+INLINE bool was_here(const struct address *remote, __u64 then)
+{
+	__u64 *last = bpf_map_lookup_elem(&here, remote);
+
+	return last && *last + 10 * SECOND >= then;
+}
+
+/* settle decides how far the other end is. It is asked once that has answered:
  * then whoever accepted the connection on this node has been seen. */
-INLINE __u8 settle(struct sock *sk, struct tcp_sock *tp)
+INLINE __u8 settle(struct sock *sk, struct sock_state *st, struct tcp_sock *tp)
 {
 	struct address remote, local;
 	struct end end = {};
+	__u64 *when;
 
 	remote_address(sk, &remote);
 	local_address(sk, &local);
 	if (loops(&remote) || same(&remote, &local))
 		return LOOPBACK;
-	if (bpf_map_lookup_elem(&here, &remote))
+	if (was_here(&remote, st->since))
 		return SAME_NODE;
 	end.address = local;
 	/* skc_num is 0 once the socket is closed. */
 	end.port = bpf_ntohs(tp->inet_conn.icsk_inet.inet_sport);
-	if (bpf_map_lookup_elem(&accepted, &end))
-		return SAME_NODE;
-	return OFF_NODE;
+	when = bpf_map_lookup_elem(&accepted, &end);
+	return when && *when >= st->since ? SAME_NODE : OFF_NODE;
 }
 
-INLINE void remember_ends(struct sock *sk, enum side side)
+/* answered tells whether the other end has received or sent payload. */
+INLINE bool answered(struct tcp_sock *tp)
+{
+	return tp->bytes_received || tp->bytes_acked > 1; /* one is the SYN */
+}
+
+INLINE void remember_ends(struct sock *sk, enum side side, __u64 now)
 {
 	struct address local;
 	struct end end = {};
-	__u32 one = 1;
 
 	local_address(sk, &local);
-	if (!loops(&local) && !bpf_map_lookup_elem(&here, &local))
-		bpf_map_update_elem(&here, &local, &one, ANY);
+	is_here(&local, now);
 	if (side == CONNECTED)
 		return;
 	remote_address(sk, &end.address);
 	end.port = bpf_ntohs(sk->__sk_common.skc_dport);
 	if (!loops(&end.address))
-		bpf_map_update_elem(&accepted, &end, &one, ANY);
+		bpf_map_update_elem(&accepted, &end, &now, ANY);
 }
 
 INLINE struct counts *slot(struct key *key)
@@ -340,17 +372,16 @@ RISE(rise, __u64, long long)
 RISE(rise32, __u32, int)
 
 /* take adds what passed since the last take to the counts of the socket's key. */
-INLINE void take(struct sock *sk, struct sock_state *st)
+INLINE void take(struct sock *sk, struct sock_state *st, struct tcp_sock *tp)
 {
-	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
 	__u64 sent, retransmitted, received;
 	__u32 out, in, header, fin;
 	struct address remote;
 	struct key key = {};
 	struct counts *c;
 
-	if (!tp)
-		return;
+	if (!st->locality)
+		st->locality = settle(sk, st, tp);
 	/* The flag comes after the byte: who sees it counts both. */
 	fin = done(sk);
 	sent = tp->bytes_sent;
@@ -358,8 +389,6 @@ INLINE void take(struct sock *sk, struct sock_state *st)
 	received = tp->bytes_received;
 	out = tp->segs_out;
 	in = tp->segs_in;
-	if (!st->locality && (sent || received))
-		st->locality = settle(sk, tp);
 	sent = rise(&st->sent, sent);
 	retransmitted = rise(&st->retransmitted, retransmitted);
 	received = rise(&st->received, received);
@@ -387,19 +416,15 @@ INLINE void take(struct sock *sk, struct sock_state *st)
 }
 
 /* peek fills a row with what a take would find, and says whether that is payload. */
-INLINE bool peek(struct sock *sk, struct sock_state *st, struct row *row)
+INLINE bool peek(struct sock *sk, struct sock_state *st, struct tcp_sock *tp, struct row *row)
 {
-	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk);
-
-	if (!tp)
-		return 0;
 	row->received = tp->bytes_received - st->received - (done(sk) - st->fin);
 	row->retransmitted = tp->bytes_retrans - st->retransmitted;
 	row->transmitted = tp->bytes_sent - st->sent - row->retransmitted;
 	if (!row->received && !row->transmitted && !row->retransmitted)
 		return 0;
 	if (!st->locality)
-		st->locality = settle(sk, tp);
+		st->locality = settle(sk, st, tp);
 	row->cgroup = st->cgroup;
 	row->srtt_us = tp->srtt_us >> 3;
 	row->class = st->class;
@@ -419,14 +444,16 @@ int sock_set_state(__u64 *ctx)
 	int oldstate = ctx[1], newstate = ctx[2];
 	enum side side = oldstate == SYN_SENT ? CONNECTED : ACCEPTED;
 	struct sock_state *st, fresh = {};
-	__u64 cgroup;
+	struct tcp_sock *tp;
+	__u64 cgroup, now;
 
 	if (sk->sk_protocol != IPPROTO_TCP_ || !internet(sk))
 		return 0;
 	if (newstate == CLOSED) {
 		st = bpf_sk_storage_get(&socks, sk, 0, 0);
-		if (st && st->state == OPEN) {
-			take(sk, st);
+		tp = bpf_skc_to_tcp_sock(sk);
+		if (st && tp && st->state == OPEN) {
+			take(sk, st, tp);
 			st->state = SHUT;
 		}
 		return 0;
@@ -450,7 +477,9 @@ int sock_set_state(__u64 *ctx)
 	st->cgroup = cgroup;
 	if (!st->class)
 		st->class = classify(sk, side);
-	remember_ends(sk, side);
+	now = bpf_ktime_get_ns();
+	st->since = now;
+	remember_ends(sk, side, now);
 	st->state = OPEN;
 	note(SEEN);
 	return 0;
@@ -462,18 +491,20 @@ int walk(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
 	struct sock *sk = ctx->sk;
 	struct sock_state *st;
+	struct tcp_sock *tp;
 	struct row row = {};
 
 	if (!sk || !ctx->value)
 		return 0;
 	st = bpf_sk_storage_get(&socks, sk, 0, 0);
-	if (!st || st->state != OPEN)
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!st || !tp || st->state != OPEN || (!st->locality && !answered(tp)))
 		return 0;
 	/* Where the row finds no room the kernel asks for this socket again, once
 	 * there is: what was taken until then would have no row. */
-	if (rows && peek(sk, st, &row) && bpf_seq_write(ctx->meta->seq, &row, sizeof(row)))
+	if (rows && peek(sk, st, tp, &row) && bpf_seq_write(ctx->meta->seq, &row, sizeof(row)))
 		return 0;
-	take(sk, st);
+	take(sk, st, tp);
 	return 0;
 }
 
@@ -487,7 +518,7 @@ int seed(struct bpf_iter__task_file *ctx)
 	struct tcp_sock *tp;
 	struct socket *socket;
 	struct sock *sk;
-	__u64 cgroup;
+	__u64 cgroup, now;
 	__u8 state;
 
 	if (!file)
@@ -513,6 +544,9 @@ int seed(struct bpf_iter__task_file *ctx)
 	fresh.received = tp->bytes_received;
 	fresh.segs_out = tp->segs_out;
 	fresh.segs_in = tp->segs_in;
+	/* Which end is taken in first is chance; a minute covers all of it. */
+	now = bpf_ktime_get_ns();
+	fresh.since = now > 60 * SECOND ? now - 60 * SECOND : 0;
 	fresh.cgroup = cgroup;
 	fresh.class = classify(sk, EITHER);
 	fresh.state = OPEN;
@@ -523,7 +557,7 @@ int seed(struct bpf_iter__task_file *ctx)
 		note(UNTRACKED);
 		return 0;
 	}
-	remember_ends(sk, EITHER);
+	remember_ends(sk, EITHER, now);
 	note(SEEDED);
 	return 0;
 }
@@ -533,7 +567,8 @@ int seed(struct bpf_iter__task_file *ctx)
 INLINE int datagram(struct __sk_buff *skb, bool out)
 {
 	struct address local = {}, remote = {};
-	__u32 header, payload, one = 1;
+	__u64 now = bpf_ktime_get_ns(), while_ago = now > 600 * SECOND ? now - 600 * SECOND : 0;
+	__u32 header, payload;
 	__u16 ports_of[2] = {};
 	struct key key = {};
 	struct counts *c;
@@ -570,13 +605,13 @@ INLINE int datagram(struct __sk_buff *skb, bool out)
 	payload = skb->len > header ? skb->len - header : 0;
 	if (loops(&remote) || same(&remote, &local))
 		key.locality = LOOPBACK;
-	else if (bpf_map_lookup_elem(&here, &remote))
+	else if (was_here(&remote, while_ago))
 		key.locality = SAME_NODE;
 	else
 		key.locality = OFF_NODE;
 	/* Whoever only receives has its address from a packet that was for it alone. */
-	if ((out || skb->pkt_type == PACKET_HOST_) && !loops(&local) && !bpf_map_lookup_elem(&here, &local))
-		bpf_map_update_elem(&here, &local, &one, ANY);
+	if (out || skb->pkt_type == PACKET_HOST_)
+		is_here(&local, now);
 	key.cgroup = bpf_skb_cgroup_id(skb);
 	key.transport = NON_TCP;
 	c = slot(&key);
