@@ -100,12 +100,13 @@ func shareRows(r *scaleout.Record) [][]string {
 	return append(rows, row(unowned, scaleout.Share{Locality: traffic.OffNode.String(), Bytes: r.Unattributed}), row("all", all))
 }
 
-// owner is who moved bytes: "namespace/name container", or a unit.
+// owner is who moved bytes: "namespace/name container", or a unit. A container is
+// known by the first digits of its id.
 func owner(pod, container, unit string) string {
 	if pod == "" {
 		return unit
 	}
-	return strings.TrimSuffix(pod+" "+container, " ")
+	return strings.TrimSuffix(pod+" "+short(container), " ")
 }
 
 // percent is a share for people, empty of nothing.

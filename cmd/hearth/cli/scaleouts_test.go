@@ -39,7 +39,7 @@ func fixedScaleOuts() []scaleout.Record {
 		Shares: []scaleout.Share{
 			{Unit: "hearth-agent.service", Class: "weights", Locality: "off_node", Bytes: scaleout.Bytes{Received: 12<<30 + 5<<20, Transmitted: 3 << 20, Retransmitted: 700}},
 			{Pod: "llm/engine-0", Container: "engine", Class: "serving", Locality: "off_node", Bytes: scaleout.Bytes{Received: 20 << 20, Transmitted: 1 << 30, Retransmitted: 4096}},
-			{Pod: "llm/engine-0", Container: "engine", Class: "kv", Locality: "loopback", Bytes: scaleout.Bytes{Received: 1000, Transmitted: 1000}},
+			{Pod: "llm/engine-0", Container: strings.Repeat("d1", 32), Class: "kv", Locality: "loopback", Bytes: scaleout.Bytes{Received: 1000, Transmitted: 1000}},
 		},
 	}
 	for i := range 32 {

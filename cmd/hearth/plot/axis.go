@@ -30,7 +30,7 @@ var decimalTops = []float64{1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 40, 50
 func rateAxis(peak float64) axis {
 	a := axis{unit: 1, suffix: "B/s"}
 	for _, suffix := range []string{"KiB/s", "MiB/s", "GiB/s", "TiB/s"} {
-		if peak < a.unit*1024 {
+		if roundUp(binaryTops, peak/a.unit) < 1024 {
 			break
 		}
 		a.unit, a.suffix = a.unit*1024, suffix
@@ -42,10 +42,10 @@ func rateAxis(peak float64) axis {
 // latencyAxis is the scale of round trips up to a peak in seconds.
 func latencyAxis(peak float64) axis {
 	a := axis{unit: 1e-6, suffix: "us"}
-	if peak >= 1e-3 {
+	if peak > 800e-6 {
 		a.unit, a.suffix = 1e-3, "ms"
 	}
-	if peak >= 1 {
+	if peak > 800e-3 {
 		a.unit, a.suffix = 1, "s"
 	}
 	a.top = a.unit * roundUp(decimalTops, peak/a.unit)

@@ -189,10 +189,11 @@ func TestAxesAreRoundAndHaveUnits(t *testing.T) {
 		want string
 	}{
 		{rateAxis(0), "1 B/s"},
-		{rateAxis(1023), "1024 B/s"},
+		{rateAxis(1023), "1 KiB/s"},
 		{rateAxis(1.4 * 1024), "1.5 KiB/s"},
 		{rateAxis(1.9 * (1 << 30)), "2 GiB/s"},
 		{latencyAxis(0.00035), "400 us"},
+		{latencyAxis(0.0009), "1 ms"},
 		{latencyAxis(0.0012), "1.5 ms"},
 		{latencyAxis(7), "8 s"},
 	} {
