@@ -178,6 +178,9 @@ func (a *Agent) node() admin.Node {
 		KV:    kvAtAGlance(state.KV),
 	}
 	n.Kubernetes = a.cluster.state(a.config)
+	if state.Network != nil {
+		n.Network = &admin.NetSight{Sight: state.Network.Sight, Reason: state.Network.Reason}
+	}
 	n.Problems = append(a.problemTexts(), a.dataProblems(state)...)
 	slices.Sort(n.Problems)
 	a.mu.Lock()

@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -33,6 +34,12 @@ type Network struct {
 	Owned        NetBytes `json:"owned"`
 	Unattributed NetBytes `json:"unattributed"`
 	Live         NetLive  `json:"live"`
+}
+
+// NetSight is how much of the network a node sees.
+type NetSight struct {
+	Sight  string `json:"sight"`            // full, partial, devices or none
+	Reason string `json:"reason,omitempty"` // what is missing
 }
 
 // NetSensor is one thing by which the network is watched.
@@ -145,8 +152,11 @@ func (c *Client) ScaleOuts(ctx context.Context) ([]scaleout.Record, error) {
 // ScaleOut asks for one scale-out with its course.
 func (c *Client) ScaleOut(ctx context.Context, id string) (scaleout.Record, error) {
 	list, err := get[scaleOutList](ctx, c, "/v1/scaleouts?id="+url.QueryEscape(id))
-	if err != nil || len(list.ScaleOuts) != 1 {
+	switch {
+	case err != nil:
 		return scaleout.Record{}, err
+	case len(list.ScaleOuts) != 1:
+		return scaleout.Record{}, fmt.Errorf("read agent answer: %d scale-outs where one was asked for", len(list.ScaleOuts))
 	}
 	return list.ScaleOuts[0], nil
 }

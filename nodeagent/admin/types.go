@@ -27,6 +27,9 @@ type Node struct {
 	Problems  []string          `json:"problems,omitempty"`
 	// KV is the fill of the KV store; nil where the node has none.
 	KV *KVFill `json:"kv,omitempty"`
+	// Network is how much is seen of who moves bytes over the network; nil where
+	// the data role has not told it.
+	Network *NetSight `json:"network,omitempty"`
 	// Kubernetes is nil where the agent has no side of Kubernetes.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 }

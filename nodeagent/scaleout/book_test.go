@@ -251,8 +251,8 @@ func TestRecordsAreBounded(t *testing.T) {
 		for _, s := range shares {
 			sum += s.Received
 		}
-		if len(shares) != maxShares || sum != 5050 {
-			t.Errorf("%d shares of %d bytes, want %d of 5050", len(shares), sum, maxShares)
+		if len(shares) != maxShares+1 || sum != 5050 || shares[maxShares].Class != "other" {
+			t.Errorf("%d shares of %d bytes, want %d of 5050", len(shares), sum, maxShares+1)
 		}
 	})
 }

@@ -97,17 +97,29 @@ func sharesBetween(base, now *netattr.Snapshot) []Share {
 			cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Unit, b.Unit), cmp.Compare(a.Class, b.Class), cmp.Compare(a.Locality, b.Locality),
 		)
 	})
+	return shorten(list)
+}
+
+// shorten keeps the first rows, and of the rest one for each class and locality.
+func shorten(list []Share) []Share {
 	if len(list) <= maxShares {
 		return list
 	}
-	rest := Share{Unit: "(more)", Class: traffic.Other.String(), Locality: traffic.OffNode.String()}
-	for _, s := range list[maxShares-1:] {
-		rest.Received += s.Received
-		rest.Transmitted += s.Transmitted
-		rest.Retransmitted += s.Retransmitted
+	short := slices.Clone(list[:maxShares])
+	for _, s := range list[maxShares:] {
+		i := slices.IndexFunc(short, func(r Share) bool { return r.Unit == moreUnit && r.Class == s.Class && r.Locality == s.Locality })
+		if i < 0 {
+			i, short = len(short), append(short, Share{Unit: moreUnit, Class: s.Class, Locality: s.Locality})
+		}
+		short[i].Received += s.Received
+		short[i].Transmitted += s.Transmitted
+		short[i].Retransmitted += s.Retransmitted
 	}
-	return append(list[:maxShares-1], rest)
+	return short
 }
+
+// moreUnit names the rows of those who have none of their own.
+const moreUnit = "(more)"
 
 // podName is what people call a pod.
 func podName(s *netattr.Snapshot, uid string) string {

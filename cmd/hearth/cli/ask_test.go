@@ -37,6 +37,7 @@ func fakeAgent(t *testing.T) string {
 	mux := http.NewServeMux()
 	mux.Handle("GET /v1/node", answer(admin.Node{
 		Name: "node-1", Version: "v1", Roles: []string{"control", "data"}, Space: admin.Space{Capacity: 1 << 30, Used: 256 << 20},
+		Network:  &admin.NetSight{Sight: "devices", Reason: "sockets: no BTF"},
 		KV:       &admin.KVFill{MemoryUsed: 1 << 30, MemoryBudget: 4 << 30, NVMeUsed: 3 << 30, NVMeBudget: 10 << 30},
 		Problems: []string{"the drive is slow", "the configuration is not taken: it has\n\tone fault\n\nand another\r\n"}, Kubernetes: &admin.Kubernetes{
 			Registered: true, Server: "v1.37.2", Claims: map[string]int{"pulling": 1, "prepared": 2},

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,13 +23,8 @@ type nodeNetwork struct {
 	admin.Network
 }
 
-// networkSight is how much of its network a node sees.
-type networkSight struct {
-	Sight  string `json:"sight"` // full, partial, devices or none
-	Reason string `json:"reason,omitempty"`
-}
-
-func (s networkSight) String() string {
+// sightText is how much of its network a node sees, as people read it.
+func sightText(s admin.NetSight) string {
 	text := "network: " + s.Sight
 	if s.Sight == "devices" {
 		text += " only"
@@ -39,19 +33,6 @@ func (s networkSight) String() string {
 		text += ": " + s.Reason
 	}
 	return text
-}
-
-// readSight asks an agent how much of its network it sees; nil where it is of a
-// release that does not look.
-func readSight(ctx context.Context, c *admin.Client) (*networkSight, error) {
-	n, err := c.Network(ctx)
-	if said, ok := errors.AsType[*admin.Error](err); ok && said.Status == http.StatusNotFound {
-		return nil, nil //nolint:nilnil // not to look is an answer
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &networkSight{Sight: n.Sight, Reason: n.Reason}, nil
 }
 
 func (a *app) network() *cobra.Command {
@@ -104,7 +85,7 @@ func (a *app) showNetwork(nodes []nodeNetwork, now time.Time) error {
 	owners := section{header: []string{"NODE", "WHO", "CLASS", "LOCALITY", "TRANSPORT", "RECEIVED", "TRANSMITTED", "REPEATS"}}
 	off := section{header: []string{"NODE", "SENSOR THAT IS OFF", "WANTED", "REASON"}}
 	for _, n := range nodes {
-		fmt.Fprintln(a.Out, terminal.Plain(n.Node+": "+networkSight{n.Sight, n.Reason}.String()))
+		fmt.Fprintln(a.Out, terminal.Plain(n.Node+": "+sightText(admin.NetSight{Sight: n.Sight, Reason: n.Reason})))
 		devices.rows = append(devices.rows, deviceBytes(n, now)...)
 		if n.Live.Connections > 0 {
 			live.rows = append(live.rows, []string{n.Node, blank(n.Live.Connections), milliseconds(n.Live.P50), milliseconds(n.Live.P90)})

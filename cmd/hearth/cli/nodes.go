@@ -20,7 +20,6 @@ type nodeState struct {
 	Endpoints []admin.Endpoint `json:"endpoints"`
 	Devices   []admin.Device   `json:"devices"`
 	// Network is how much of its network it sees; nil where it does not say.
-	Network *networkSight `json:"network,omitempty"`
 }
 
 // partTimeout bounds one of the questions to an agent that says who it is, so
@@ -38,16 +37,15 @@ func readNode(ctx context.Context, c *admin.Client) (nodeState, error) {
 	defer cancel()
 	s := nodeState{Node: node}
 	var reading sync.WaitGroup
-	var models, endpoints, devices, network error
+	var models, endpoints, devices error
 	reading.Go(func() { s.Models, models = c.Models(ctx) })
 	reading.Go(func() { s.Endpoints, endpoints = c.Endpoints(ctx) })
 	reading.Go(func() { s.Devices, devices = c.Devices(ctx) })
-	reading.Go(func() { s.Network, network = readSight(ctx, c) })
 	reading.Wait()
 	for _, part := range []struct {
 		what string
 		err  error
-	}{{"models", models}, {"endpoints", endpoints}, {"devices", devices}, {"network's owners", network}} {
+	}{{"models", models}, {"endpoints", endpoints}, {"devices", devices}} {
 		if part.err != nil {
 			s.Node.Problems = append(s.Node.Problems, fmt.Sprintf("its %s are not known: %v", part.what, part.err))
 		}

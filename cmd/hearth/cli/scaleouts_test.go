@@ -238,10 +238,11 @@ func TestOwnersPastTheTableAreCounted(t *testing.T) {
 
 func TestTheSightOfANetworkIsOneLine(t *testing.T) {
 	t.Parallel()
-	for want, s := range map[string]networkSight{
-		"network: full": {"full", ""}, "network: devices only: no BTF": {"devices", "no BTF"}, "network: partial: seed: x": {"partial", "seed: x"}, "network: none: off": {"none", "off"},
+	for want, s := range map[string]admin.NetSight{
+		"network: full": {Sight: "full"}, "network: devices only: no BTF": {Sight: "devices", Reason: "no BTF"},
+		"network: partial: seed: x": {Sight: "partial", Reason: "seed: x"}, "network: none: off": {Sight: "none", Reason: "off"},
 	} {
-		if got := s.String(); got != want {
+		if got := sightText(s); got != want {
 			t.Errorf("%+v is %q, want %q", s, got, want)
 		}
 	}

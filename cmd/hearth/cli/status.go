@@ -141,8 +141,8 @@ func (a *app) showStatus(said statusAnswer) error {
 		machines.rows = append(machines.rows, []string{
 			n.Node.Name, n.Node.Version, strings.Join(n.Node.Roles, "+"), healthOf(n.Devices), space(n.Node.Space), kvFill(n.Node.KV),
 		})
-		if n.Network != nil {
-			networks = append(networks, n.Node.Name+": "+n.Network.String())
+		if n.Node.Network != nil {
+			networks = append(networks, n.Node.Name+": "+sightText(*n.Node.Network))
 		}
 		for _, e := range n.Endpoints {
 			endpoints.rows = append(endpoints.rows, []string{
