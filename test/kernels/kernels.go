@@ -110,6 +110,7 @@ type Program struct {
 	Name string   `json:"name"`
 	Path string   `json:"path"`
 	Args []string `json:"args"`
+	Env  []string `json:"env"` // besides what every program has
 	Out  string   `json:"out"` // folder whose files are sent when the program has ended
 }
 

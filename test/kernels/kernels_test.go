@@ -222,6 +222,7 @@ func pack(name string, kernel Kernel, moduleDir string, init []byte, programs []
 		}
 		plan.Suites = append(plan.Suites, Program{
 			Name: p.suite.Name, Path: dir + "/suite.test", Out: "/out/" + p.suite.Name,
+			Env: []string{"HEARTH_EXPECT=" + string(kernel.Support)},
 			// The limit leaves the program the time to print where it is stuck.
 			Args: []string{
 				// Emulated, a machine is some thirty times slower: sizes are the small ones.

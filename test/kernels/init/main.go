@@ -196,7 +196,7 @@ func runSuite(ctx context.Context, serial *port, suite kernels.Program) error {
 	defer reader.Close()
 	command := exec.CommandContext(ctx, suite.Path, suite.Args...)
 	command.Dir = filepath.Dir(suite.Path)
-	command.Env = []string{"HOME=/tmp", "TMPDIR=/tmp", "PATH=/bin", "GOTRACEBACK=all"}
+	command.Env = append([]string{"HOME=/tmp", "TMPDIR=/tmp", "PATH=/bin", "GOTRACEBACK=all"}, suite.Env...)
 	command.Stdout, command.Stderr = writer, writer
 	err = command.Start()
 	writer.Close()
