@@ -3,6 +3,7 @@ package kube
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,19 +24,19 @@ func TestAConditionOfTheNodeIsWrittenWhenItChangesAndWithAHeartbeatEveryFiveMinu
 			ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{ready}},
 		})
 		defer stop()
-		writes := 0
-		refused := error(nil)
+		var writes atomic.Int64
+		var refused atomic.Bool
 		server.PrependReactor("patch", "nodes", func(action ktesting.Action) (bool, runtime.Object, error) {
 			if action.GetSubresource() != "status" {
 				t.Errorf("%q of a node is patched", action.GetSubresource())
 			}
-			writes++
-			return refused != nil, nil, refused
+			writes.Add(1)
+			return refused.Load(), nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node-1", nil)
 		})
 		// set gives the node's condition after it was set, and how many writes that took.
-		set := func(status corev1.ConditionStatus, reason, message string) (corev1.NodeCondition, int) {
+		set := func(status corev1.ConditionStatus, reason, message string) (corev1.NodeCondition, int64) {
 			t.Helper()
-			writes = 0
+			writes.Store(0)
 			client.SetNodeCondition(corev1.NodeCondition{Type: "hearth.dev/X", Status: status, Reason: reason, Message: message})
 			synctest.Wait()
 			node, err := server.CoreV1().Nodes().Get(t.Context(), "node-1", metav1.GetOptions{})
@@ -43,7 +44,7 @@ func TestAConditionOfTheNodeIsWrittenWhenItChangesAndWithAHeartbeatEveryFiveMinu
 				t.Fatalf("the node is %+v, %v; want the conditions of others as they were", node.Status, err)
 			}
 			at := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == "hearth.dev/X" })
-			return node.Status.Conditions[at], writes
+			return node.Status.Conditions[at], writes.Load()
 		}
 		first, n := set(corev1.ConditionTrue, "Full", "all")
 		if n != 1 || first.Status != corev1.ConditionTrue || first.Reason != "Full" || first.LastTransitionTime.IsZero() || first.LastHeartbeatTime.IsZero() {
@@ -63,11 +64,11 @@ func TestAConditionOfTheNodeIsWrittenWhenItChangesAndWithAHeartbeatEveryFiveMinu
 		if c, n := set(corev1.ConditionFalse, "Partial", strings.Repeat("x", 5000)); n != 1 || c.LastTransitionTime.Equal(&first.LastTransitionTime) || len(c.Message) != 1024 {
 			t.Errorf("another status took %d writes and gave %+v", n, c)
 		}
-		refused = apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node-1", nil)
+		refused.Store(true)
 		if _, n := set(corev1.ConditionTrue, "Full", "all"); n != 1 || len(client.Problems()) != 1 {
 			t.Errorf("a refusal took %d writes, problems %q", n, client.Problems())
 		}
-		refused = nil
+		refused.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if c, _ := set(corev1.ConditionTrue, "Full", "all"); c.Reason != "Full" || len(client.Problems()) != 0 {
