@@ -64,7 +64,7 @@ func TestAConnectionThatIsRefusedHasNoPayload(t *testing.T) {
 func TestAConnectionThatIsResetAmidATransferHasWhatReallyPassed(t *testing.T) {
 	client, server := two(t)
 	p := opened(t, Options{})
-	for range 5 {
+	for range shorter(5, 2) {
 		ours, theirs := netns.NewCgroup(t), netns.NewCgroup(t)
 		serve, call := mover.Start(t, server, theirs), mover.Start(t, client, ours)
 		call.Dial(mover.Socket{Address: serve.Listen(mover.Socket{Address: "10.77.0.1:0"}), Count: 10})

@@ -97,6 +97,9 @@ func (b *busy) end(p *Probe) {
 	b.t.Logf("%d connections came and went, %d bytes were sent and %d received", 10*rounds, want.Sent, want.Received)
 }
 
+// some is a while of traffic, in bytes.
+func some() uint64 { return uint64(shorter(1<<20, 200_000)) }
+
 // moved waits until so many more bytes have arrived: time, as the traffic has it.
 func (b *busy) moved(more uint64) {
 	b.t.Helper()
@@ -114,15 +117,15 @@ func TestCountsGoOnWhileAProbeRestarts(t *testing.T) {
 	b := startBusy(t)
 	first := opened(t, Options{Pins: pins})
 	b.begin()
-	for range 5 {
-		b.moved(1 << 20)
+	for range shorter(5, 2) {
+		b.moved(some())
 		if err := first.Walk(nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := first.Close(); err != nil {
 			t.Fatal(err)
 		}
-		b.moved(1 << 20)
+		b.moved(some())
 		first = opened(t, Options{Pins: pins})
 	}
 	b.end(first)
@@ -142,12 +145,12 @@ func TestCountsGoOnAfterAProcessIsKilled(t *testing.T) {
 		if round == 0 {
 			b.begin()
 		}
-		b.moved(1 << 20)
+		b.moved(some())
 		agent.Do("Agent.Read", mover.Nothing(0), new(Reading))
 		last = agent
 	}
 	last.Kill()
-	b.moved(1 << 20)
+	b.moved(some())
 	b.end(opened(t, Options{Pins: pins}))
 }
 
@@ -179,11 +182,7 @@ func TestTwoProbesWithTheSamePinsCountEachByteOnce(t *testing.T) {
 			}
 		})
 	}
-	volume := uint64(256 << 20)
-	if testing.Short() {
-		volume = 64 << 20
-	}
-	b.moved(volume)
+	b.moved(uint64(shorter(256<<20, 4<<20)))
 	close(stop)
 	walking.Wait()
 	b.end(probes[0])
@@ -201,11 +200,11 @@ func TestAnotherLayoutIsLeftAlone(t *testing.T) {
 	b.begin()
 	next := opened(t, Options{Pins: pins})
 	scoped := opened(t, Options{Pins: pins, Scope: netns.NewCgroup(t).ID})
-	b.moved(1 << 20)
+	b.moved(some())
 	if err := errors.Join(next.Close(), scoped.Close()); err != nil {
 		t.Fatal(err)
 	}
-	b.moved(1 << 20)
+	b.moved(some())
 	b.end(old)
 	dirs, err := os.ReadDir(pins)
 	if err != nil || len(dirs) != 3 {
