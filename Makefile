@@ -20,7 +20,7 @@ lint: ## go vet and golangci-lint, with the import law
 	scripts/lint
 generate: ## generate the report's Go types from its .proto, and the kernel's programs from their C
 	go tool -modfile=tools/go.mod buf generate && go generate ./nodeagent/netattr/bpf
-bench: build ## measure router, weights and claims; writes docs/bench and README's tables
+bench: build ## measure router, weights, claims, KV and network accounting; writes docs/bench and README's tables
 	scripts/bench
 bench-peers: build ## measure the router beside nginx, vllm-router and smg; writes docs/bench/peers
 	scripts/bench-peers
@@ -45,7 +45,7 @@ test-vllm: build vllm-root ## the real vLLM through mirror, views and router
 torture: build ## kill the real agent ROUNDS times (default 100, and 20 with a KV store) amid work and origin faults
 	go run ./test/torture -rounds $(or $(ROUNDS),100) -kv $(or $(ROUNDS),20) -seed $(or $(SEED),0)
 test-root: build ## the real agent on full, read-only and vanishing file systems, and network accounting in this kernel; needs root
-	HEARTH_AGENT=$(CURDIR)/bin/hearth-agent go test -count=1 -timeout 20m -p 1 -tags root ./test/torture/drives/ ./nodeagent/netattr/...
+	HEARTH_AGENT=$(CURDIR)/bin/hearth-agent go test -count=1 -timeout 20m -p 1 -tags root ./test/torture/drives/ ./nodeagent/netattr/... ./cmd/hearth/bench/
 root-core: ## network accounting in this kernel, the part that every change runs; needs root
 	go test -count=1 -short -timeout 5m -p 1 -tags root ./nodeagent/netattr/...
 soak: build ## load routers for SOAK (default 10m) while all sorts of things fail; SEED repeats a run

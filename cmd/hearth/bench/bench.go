@@ -1,7 +1,7 @@
 // Package bench measures Hearth's speed and memory as rows of own and reference,
-// in turn, in one run: `hearth bench router`, `weights`, `dra` and `kv`. The parts
-// under test are real processes started from this same program; nothing here is
-// imported by them.
+// in turn, in one run: `hearth bench router`, `weights`, `dra`, `kv` and `net`. The
+// parts under test are real processes started from this same program, or programs in
+// the kernel; nothing here is imported by them.
 package bench
 
 import (
@@ -53,6 +53,7 @@ func Command() *cobra.Command {
 		{"weights", "Landing rate and mirror against the disk, the hash and a file server", runWeights},
 		{"dra", "Prepare, Unprepare and publishing beside their fsyncs and a plain API call", runDRA},
 		{"kv", "The KV store beside memory, drive, redis and valkey", runKV},
+		{"net", "What network accounting costs: programs, walks, the agent, and traffic with it and without", runNet},
 	} {
 		one := &cobra.Command{Use: b.name, Short: b.short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return runBench(cmd, b.name, o, b.run)
@@ -66,10 +67,13 @@ func Command() *cobra.Command {
 		if b.name == "kv" {
 			one.Flags().StringSliceVar(&o.only, "only", nil, "measure these parts alone, of "+strings.Join(kvPartNames(), ", "))
 		}
+		if b.name == "net" {
+			one.Flags().StringSliceVar(&o.only, "only", nil, "measure these parts alone, of "+strings.Join(netPartNames(), ", "))
+		}
 		cmd.AddCommand(one)
 	}
 	cmd.AddCommand(childCommands()...)
-	cmd.AddCommand(originCommand(), manyCommand(), driverCommand(), loadCommand(), writeCommand())
+	cmd.AddCommand(originCommand(), manyCommand(), driverCommand(), loadCommand(), writeCommand(), accountantCommand(), packetsCommand())
 	cmd.AddCommand(renderCommand())
 	return cmd
 }

@@ -43,7 +43,8 @@ type Row struct {
 	// Better is "higher" or "lower".
 	Better string `json:"better"`
 	// Pairs is the number of interleaved own/reference pairs, Spread the lowest and
-	// highest own value among them.
+	// highest own value among them; where the value is a mean of ratios, its 95 %
+	// interval.
 	Pairs      int         `json:"pairs"`
 	Spread     [2]float64  `json:"spread"`
 	References []Reference `json:"references"`
