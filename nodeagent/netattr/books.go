@@ -36,6 +36,9 @@ type reading struct {
 	walked  time.Duration
 	devices nic.Devices
 	pods    map[string]Pod
+	// thorough: what grew is to be counted in this sample, even if a cgroup is to
+	// be looked for first.
+	thorough bool
 }
 
 // row takes a connection of a walk.
@@ -50,6 +53,7 @@ type tree interface {
 	Lookup(id uint64) (path string, ok bool)
 	Gone(id uint64) bool
 	Forget(id uint64)
+	Walk() error
 }
 
 // account is what is known of one key.
@@ -121,6 +125,9 @@ func (b *books) close(r reading, source folder) *Snapshot {
 	if first {
 		b.started = r.at
 	}
+	if r.thorough {
+		b.findAll(r)
+	}
 	for key, now := range r.counts {
 		b.take(key, now, r, !first)
 	}
@@ -153,6 +160,20 @@ func (b *books) close(r reading, source folder) *Snapshot {
 	return snapshot
 }
 
+// findAll looks for all cgroups that are not found yet, at once.
+func (b *books) findAll(r reading) {
+	if b.tree == nil {
+		return
+	}
+	for key := range r.counts {
+		if named(key.Cgroup) && !b.group(key.Cgroup, r.at).found {
+			// What it cannot read it does not find, and that is nobody's.
+			_ = b.tree.Walk()
+			return
+		}
+	}
+}
+
 // take adds what grew of one key. wire tells whether the devices were being
 // watched when it did.
 func (b *books) take(key bpf.Key, now traffic.Counts, r reading, wire bool) {
@@ -169,7 +190,7 @@ func (b *books) take(key bpf.Key, now traffic.Counts, r reading, wire bool) {
 		return
 	}
 	g := b.group(key.Cgroup, r.at)
-	if !g.found && b.tree != nil && named(key.Cgroup) && r.at.Sub(a.seen) < unknownFor {
+	if !g.found && b.tree != nil && named(key.Cgroup) && !r.thorough && r.at.Sub(a.seen) < unknownFor {
 		return // it may be found yet
 	}
 	a.counts.Add(grown)

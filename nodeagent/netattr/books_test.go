@@ -27,6 +27,7 @@ type cgroupsOf map[uint64]string
 func (c cgroupsOf) Lookup(id uint64) (string, bool) { path, ok := c[id]; return path, ok }
 func (c cgroupsOf) Gone(id uint64) bool             { _, ok := c[id]; return !ok }
 func (c cgroupsOf) Forget(uint64)                   {}
+func (c cgroupsOf) Walk() error                     { return nil }
 
 // kernel is counts in memory, folded as the kernel's are.
 type kernel map[bpf.Key]traffic.Counts
@@ -134,6 +135,34 @@ func TestBytesOfACgroupThatIsNotFoundYetWaitForIt(t *testing.T) {
 	d.pass(unknownFor)
 	if got := b.close(d.read(k), k).Class(traffic.Other, traffic.OffNode).Received; got != 7 {
 		t.Errorf("of a cgroup that is never found %d bytes are counted, want 7", got)
+	}
+}
+
+// lateTree finds a cgroup once it was walked.
+type lateTree struct {
+	cgroupsOf
+	walked bool
+}
+
+func (l *lateTree) Lookup(id uint64) (string, bool) {
+	if !l.walked {
+		return "", false
+	}
+	return l.cgroupsOf.Lookup(id)
+}
+
+func (l *lateTree) Walk() error { l.walked = true; return nil }
+
+func TestAThoroughSampleLeavesNothingForTheNext(t *testing.T) {
+	t.Parallel()
+	d, b := newDay(), newBooks(nil)
+	b.tree = &lateTree{cgroupsOf: cgroupsOf{10: podPath(uidA)}}
+	k := kernel{{Cgroup: 10, Locality: traffic.OffNode}: received(100), {Cgroup: 99, Locality: traffic.OffNode}: received(7)}
+	r := d.read(k, Pod{UID: uidA, Engine: true})
+	r.thorough = true
+	s := b.close(r, k)
+	if serving, other := s.Class(traffic.Serving, traffic.OffNode).Received, s.Class(traffic.Other, traffic.OffNode).Received; serving != 100 || other != 7 {
+		t.Errorf("serving %d and other %d bytes, want 100 of the pod and 7 of a cgroup that is nowhere", serving, other)
 	}
 }
 

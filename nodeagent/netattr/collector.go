@@ -126,7 +126,7 @@ func New(opts Options) *Collector {
 	c.sampling.Lock()
 	defer c.sampling.Unlock()
 	c.open()
-	c.sample(time.Now())
+	c.sample(time.Now(), true)
 	return c
 }
 
@@ -141,7 +141,7 @@ func (c *Collector) Run(ctx context.Context) error {
 			return nil
 		case <-c.wake:
 		case <-tick.C:
-			c.Sample()
+			c.sampleNow(false)
 		}
 		tick.Reset(c.pace())
 	}
@@ -275,8 +275,11 @@ func (c *Collector) Subscribe() (changed <-chan struct{}, cancel func()) {
 	}
 }
 
-// Sample takes a sample now and gives it.
-func (c *Collector) Sample() *Snapshot {
+// Sample takes a sample now and gives it. What passed before is in it, while that
+// of a pod that is new may otherwise come up to two seconds late.
+func (c *Collector) Sample() *Snapshot { return c.sampleNow(true) }
+
+func (c *Collector) sampleNow(thorough bool) *Snapshot {
 	c.sampling.Lock()
 	defer c.sampling.Unlock()
 	now := time.Now()
@@ -289,15 +292,15 @@ func (c *Collector) Sample() *Snapshot {
 	if retry {
 		c.open()
 	}
-	return c.sample(now)
+	return c.sample(now, thorough)
 }
 
 // sample reads everything once. The caller holds sampling.
-func (c *Collector) sample(now time.Time) *Snapshot {
+func (c *Collector) sample(now time.Time, thorough bool) *Snapshot {
 	c.mu.Lock()
 	source, pods, failed := c.source, c.pods, c.failed
 	c.mu.Unlock()
-	reading := reading{at: now, pods: pods}
+	reading := reading{at: now, pods: pods, thorough: thorough}
 	if source != nil {
 		sensors, err := c.read(source, &reading)
 		reading.sensors = sensors
