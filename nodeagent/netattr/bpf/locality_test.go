@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -115,24 +116,31 @@ func TestAServiceAddressThatIsTranslatedToThisNodeIsSameNode(t *testing.T) {
 	wantLocality(t, "server behind it", b, traffic.SameNode)
 }
 
-func TestAPortThatWasUsedWithinTheNodeIsOffNodeWhenItIsUsedBeyond(t *testing.T) {
+func TestAPortThatIsUsedWithinTheNodeAndBeyondAtATimeIsBoth(t *testing.T) {
 	client, server := two(t)
 	node, other := netns.NewCgroup(t), netns.NewCgroup(t)
 	p := opened(t, Options{Scope: node.ID})
 	within, beyond := node.Below(t, "within"), node.Below(t, "beyond")
 	local, away := mover.Start(t, client, within), mover.Start(t, server, other)
 	near, far := local.Listen(mover.Socket{Address: "10.77.0.2:0"}), away.Listen(mover.Socket{Address: "10.77.0.1:0"})
-	for _, one := range []struct {
-		to   string
-		in   netns.Cgroup
-		want traffic.Locality
-	}{{near, within, traffic.Loopback}, {far, beyond, traffic.OffNode}} {
-		call := mover.Start(t, client, one.in)
-		call.Dial(mover.Socket{Address: one.to, From: "10.77.0.2:4321"})
-		call.Exchange(mover.Request{Up: 100, Down: 1000})
-		call.Hangup(true)
-		wantLocality(t, "client of "+one.to, localities(walked(t, p, in(one.in))), one.want)
+	// Before, while and after the other uses it.
+	var calls []*mover.Process
+	for range 2 {
+		for to, in := range map[string]netns.Cgroup{near: within, far: beyond} {
+			call := mover.Start(t, client, in)
+			for port := range 3 {
+				call.Dial(mover.Socket{Address: to, From: "10.77.0.2:" + strconv.Itoa(4321+port)})
+			}
+			call.Exchange(mover.Request{Up: 100, Down: 1000})
+			calls = append(calls, call)
+		}
+		for _, call := range calls {
+			call.Hangup(true)
+		}
+		calls = nil
 	}
+	wantLocality(t, "those within", localities(walked(t, p, in(within))), traffic.Loopback)
+	wantLocality(t, "those beyond", localities(walked(t, p, in(beyond))), traffic.OffNode)
 }
 
 // translate makes a router's devices put the server's address in place of the

@@ -56,7 +56,7 @@ type netattrSockState struct {
 	State         uint8
 	Pad           uint8
 	Fin           uint32
-	Pad2          uint32
+	First         uint32
 }
 
 // Names of all BPF objects in the ELF.

@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"fmt"
 	"net"
 	"testing"
 
@@ -22,7 +23,13 @@ func TestOfConnectionsOlderThanTheProbeOnlyWhatComesAfterIsCounted(t *testing.T)
 		serve, call := mover.Start(t, server, theirs), mover.Start(t, client, ours)
 		call.Dial(mover.Socket{Address: serve.Listen(mover.Socket{Address: net.JoinHostPort(family.server, "0")}), Count: 10})
 		call.Exchange(mover.Request{Up: 500_000, Down: 70_000})
-		sent, answered := call.Totals(), serve.Totals()
+		sent, answered := call.Totals(), mover.Counts{Sent: 10 * 70_000, Received: 10 * (500_000 + mover.HeadSize)}
+		eventually(t, func() error {
+			if totals := serve.Totals(); totals != answered {
+				return fmt.Errorf("the books say %+v, want %+v", totals, answered)
+			}
+			return nil
+		})
 
 		p := opened(t, Options{})
 		if status, err := p.Status(); err != nil || status.Seeded < 20 {

@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds each step, so that a fault ends a test and does not hang it.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // Counts are payload in bytes.
 type Counts struct{ Sent, Received uint64 }
@@ -70,6 +70,10 @@ func (e *End) control(of Socket) func(network, address string, raw syscall.RawCo
 		within := raw.Control(func(fd uintptr) {
 			if of.Mark != 0 {
 				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, of.Mark)
+			}
+			if err == nil && of.From != "" {
+				// Several connections may have one port, each to another end.
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 			}
 			if err == nil && e.Control != nil {
 				err = e.Control(fd)

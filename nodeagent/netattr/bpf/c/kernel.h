@@ -122,6 +122,9 @@ struct tcp_sock {
 	__u16 tcp_header_len;
 	__u32 segs_in;
 	__u32 segs_out;
+	__u32 rcv_nxt;
+	__u32 snd_nxt;
+	__u32 write_seq;
 	__u64 bytes_received;
 	__u64 bytes_sent;
 	__u64 bytes_retrans;
@@ -172,8 +175,12 @@ enum {
 	ESTABLISHED = 1,
 	SYN_SENT = 2,
 	SYN_RECV = 3,
+	FIN_WAIT1 = 4,
+	FIN_WAIT2 = 5,
 	TIME_WAIT = 6,
 	CLOSED = 7,
+	LAST_ACK = 9,
 	LISTEN = 10,
+	CLOSING = 11,
 	NEW_SYN_RECV = 12,
 };

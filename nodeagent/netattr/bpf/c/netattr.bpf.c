@@ -35,7 +35,7 @@ struct sock_state {
 	__u8 state; /* NEW, OPEN, or SHUT once its last bytes are taken */
 	__u8 pad;
 	__u32 fin; /* 1 once the other side's FIN, which counts as a byte, was taken off */
-	__u32 pad2;
+	__u32 first; /* sequence number of the first byte sent */
 };
 enum { NEW, OPEN, SHUT };
 
@@ -57,9 +57,12 @@ struct address {
 	__be32 a[4]; /* IPv4 as ::ffff:a.b.c.d */
 };
 
+/* The end that made a connection, as it and who accepted it know it: ports are
+ * used by several connections at a time and again, sequence numbers are not. */
 struct end {
 	struct address address;
-	__u32 port; /* host order */
+	__u32 port;  /* host order */
+	__u32 first; /* sequence number of its first byte */
 };
 
 struct range {
@@ -110,11 +113,11 @@ struct {
 	__type(value, __u32);
 } ranges SEC(".maps"); /* other side's address -> class */
 
-/* Addresses that sockets of this node have, and the far ends of the connections
- * they accepted, with the time of the last connection: who connects to one of
- * the former, or is one of the latter, talks within the node, even through an
- * address that was translated. Addresses move to other nodes and ports are used
- * again, so what is older than the connection in question says nothing. */
+/* Addresses that sockets of this node have, with the time of the last
+ * connection, and the far ends of the connections they accepted: who connects to
+ * one of the former, or is one of the latter, talks within the node, even through
+ * an address that was translated. Addresses move to other nodes, so what is older
+ * than the connection in question says nothing. */
 struct {
 	__uint(type, MAP_LRU_HASH);
 	__uint(max_entries, 8192);
@@ -126,7 +129,7 @@ struct {
 	__uint(type, MAP_LRU_HASH);
 	__uint(max_entries, 65536);
 	__type(key, struct end);
-	__type(value, __u64);
+	__type(value, __u32);
 } accepted SEC(".maps");
 
 struct {
@@ -296,7 +299,6 @@ INLINE __u8 settle(struct sock *sk, struct sock_state *st, struct tcp_sock *tp)
 {
 	struct address remote, local;
 	struct end end = {};
-	__u64 *when;
 
 	remote_address(sk, &remote);
 	local_address(sk, &local);
@@ -307,8 +309,8 @@ INLINE __u8 settle(struct sock *sk, struct sock_state *st, struct tcp_sock *tp)
 	end.address = local;
 	/* skc_num is 0 once the socket is closed. */
 	end.port = bpf_ntohs(tp->inet_conn.icsk_inet.inet_sport);
-	when = bpf_map_lookup_elem(&accepted, &end);
-	return when && *when >= st->since ? SAME_NODE : OFF_NODE;
+	end.first = st->first;
+	return bpf_map_lookup_elem(&accepted, &end) ? SAME_NODE : OFF_NODE;
 }
 
 /* answered tells whether the other end has received or sent payload. */
@@ -317,10 +319,11 @@ INLINE bool answered(struct tcp_sock *tp)
 	return tp->bytes_received || tp->bytes_acked > 1; /* one is the SYN */
 }
 
-INLINE void remember_ends(struct sock *sk, enum side side, __u64 now)
+INLINE void remember_ends(struct sock *sk, struct tcp_sock *tp, enum side side, __u64 now)
 {
 	struct address local;
 	struct end end = {};
+	__u32 one = 1;
 
 	local_address(sk, &local);
 	is_here(&local, now);
@@ -328,8 +331,9 @@ INLINE void remember_ends(struct sock *sk, enum side side, __u64 now)
 		return;
 	remote_address(sk, &end.address);
 	end.port = bpf_ntohs(sk->__sk_common.skc_dport);
+	end.first = tp->rcv_nxt - (__u32)tp->bytes_received;
 	if (!loops(&end.address))
-		bpf_map_update_elem(&accepted, &end, &now, ANY);
+		bpf_map_update_elem(&accepted, &end, &one, ANY);
 }
 
 INLINE struct counts *slot(struct key *key)
@@ -350,6 +354,28 @@ INLINE struct counts *slot(struct key *key)
 	key->cgroup = 0;
 	key->flight = 0;
 	return bpf_map_lookup_elem(&acct, key);
+}
+
+/* sent_once gives how much payload was sent, each byte once. bytes_sent counts
+ * one again that a queue of this node did not take at first, which is no repeat
+ * to TCP; sequence numbers do not, and have 32 bits alone: the one tells how
+ * often the other went round. */
+INLINE __u64 sent_once(struct sock *sk, struct sock_state *st, struct tcp_sock *tp)
+{
+	__u64 about = tp->bytes_sent - tp->bytes_retrans;
+	__u32 next = tp->snd_nxt, end = next - st->first;
+
+	/* A FIN has a number of its own, the last. */
+	switch (sk->__sk_common.skc_state) {
+	case FIN_WAIT1:
+	case FIN_WAIT2:
+	case TIME_WAIT:
+	case LAST_ACK:
+	case CLOSING:
+		if (next == tp->write_seq)
+			end--;
+	}
+	return about + (long long)(int)(end - (__u32)about);
 }
 
 /* RISE makes a function that raises what was taken of a counter to what it says
@@ -384,7 +410,7 @@ INLINE void take(struct sock *sk, struct sock_state *st, struct tcp_sock *tp)
 		st->locality = settle(sk, st, tp);
 	/* The flag comes after the byte: who sees it counts both. */
 	fin = done(sk);
-	sent = tp->bytes_sent;
+	sent = sent_once(sk, st, tp);
 	retransmitted = tp->bytes_retrans;
 	received = tp->bytes_received;
 	out = tp->segs_out;
@@ -409,7 +435,7 @@ INLINE void take(struct sock *sk, struct sock_state *st, struct tcp_sock *tp)
 	remote_address(sk, &remote);
 	header = ETH_HLEN_ + (mapped(&remote) ? 20 : 40) + tp->tcp_header_len;
 	__sync_fetch_and_add(&c->received, received);
-	__sync_fetch_and_add(&c->transmitted_all, sent);
+	__sync_fetch_and_add(&c->transmitted_all, sent + retransmitted);
 	__sync_fetch_and_add(&c->retransmitted, retransmitted);
 	__sync_fetch_and_add(&c->received_headers, (__u64)in * header);
 	__sync_fetch_and_add(&c->transmitted_headers, (__u64)out * header);
@@ -420,7 +446,7 @@ INLINE bool peek(struct sock *sk, struct sock_state *st, struct tcp_sock *tp, st
 {
 	row->received = tp->bytes_received - st->received - (done(sk) - st->fin);
 	row->retransmitted = tp->bytes_retrans - st->retransmitted;
-	row->transmitted = tp->bytes_sent - st->sent - row->retransmitted;
+	row->transmitted = sent_once(sk, st, tp) - st->sent;
 	if (!row->received && !row->transmitted && !row->retransmitted)
 		return 0;
 	if (!st->locality)
@@ -461,7 +487,8 @@ int sock_set_state(__u64 *ctx)
 	if (newstate != ESTABLISHED)
 		return 0;
 	cgroup = cgroup_of(sk);
-	if (!cgroup)
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!cgroup || !tp)
 		return 0;
 	st = bpf_sk_storage_get(&socks, sk, &fresh, STORAGE_CREATE);
 	if (!st) {
@@ -473,13 +500,14 @@ int sock_set_state(__u64 *ctx)
 	/* A socket may be connected again after it was shut; its counters began anew. */
 	st->sent = st->retransmitted = st->received = 0;
 	st->segs_out = st->segs_in = st->fin = 0;
+	st->first = tp->snd_nxt - (__u32)(tp->bytes_sent - tp->bytes_retrans);
 	st->locality = UNSETTLED;
 	st->cgroup = cgroup;
 	if (!st->class)
 		st->class = classify(sk, side);
 	now = bpf_ktime_get_ns();
 	st->since = now;
-	remember_ends(sk, side, now);
+	remember_ends(sk, tp, side, now);
 	st->state = OPEN;
 	note(SEEN);
 	return 0;
@@ -539,8 +567,9 @@ int seed(struct bpf_iter__task_file *ctx)
 	if (!tp)
 		return 0;
 	fresh.fin = done(sk);
-	fresh.sent = tp->bytes_sent;
 	fresh.retransmitted = tp->bytes_retrans;
+	fresh.sent = tp->bytes_sent - fresh.retransmitted;
+	fresh.first = tp->snd_nxt - (__u32)fresh.sent;
 	fresh.received = tp->bytes_received;
 	fresh.segs_out = tp->segs_out;
 	fresh.segs_in = tp->segs_in;
@@ -557,7 +586,7 @@ int seed(struct bpf_iter__task_file *ctx)
 		note(UNTRACKED);
 		return 0;
 	}
-	remember_ends(sk, EITHER, now);
+	remember_ends(sk, tp, EITHER, now);
 	note(SEEDED);
 	return 0;
 }
