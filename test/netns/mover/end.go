@@ -36,6 +36,7 @@ type End struct {
 	Control func(fd uintptr) error
 
 	sent, received atomic.Uint64
+	answering      sync.RWMutex // held for reading by each answer
 
 	mu        sync.Mutex
 	changed   sync.Cond
@@ -122,10 +123,12 @@ func (e *End) serve(conn *net.TCPConn) {
 		}
 		n := binary.BigEndian
 		how := Way(n.Uint64(head[16:]))
+		e.answering.RLock()
 		err := e.receive(conn, n.Uint64(head[:]), how)
 		if err == nil {
 			err = e.send(conn, n.Uint64(head[8:]), how)
 		}
+		e.answering.RUnlock()
 		if err != nil {
 			e.fail(err)
 			break
@@ -333,8 +336,11 @@ func (e *End) wait(until func() bool, what string, want int) error {
 	return nil
 }
 
-// Totals gives the books.
+// Totals gives the books, once the answers that are under way are in them: who
+// asked has one before its last bytes are noted here.
 func (e *End) Totals(_ Nothing, totals *Counts) error {
+	e.answering.Lock()
+	defer e.answering.Unlock()
 	*totals = Counts{Sent: e.sent.Load(), Received: e.received.Load()}
 	return nil
 }
