@@ -59,6 +59,7 @@ type tree interface {
 // account is what is known of one key.
 type account struct {
 	counts  traffic.Counts // taken into the totals
+	past    traffic.Counts // what there was before the devices were watched
 	seen    time.Time      // first
 	changed time.Time      // last
 }
@@ -89,6 +90,7 @@ type books struct {
 	blind string // why
 
 	started  time.Time
+	counted  bool // counts were read
 	accounts map[bpf.Key]*account
 	groups   map[uint64]*group
 	totals   map[Kind]traffic.Counts
@@ -121,16 +123,16 @@ func (b *books) restart() { clear(b.accounts) }
 // close takes a reading in and gives what is known after it. source folds what
 // is done with; nil folds nothing.
 func (b *books) close(r reading, source folder) *Snapshot {
-	first := b.started.IsZero()
-	if first {
+	if b.started.IsZero() {
 		b.started = r.at
 	}
 	if r.thorough {
 		b.findAll(r)
 	}
 	for key, now := range r.counts {
-		b.take(key, now, r, !first)
+		b.take(key, now, r)
 	}
+	b.counted = b.counted || r.counts != nil
 	snapshot := &Snapshot{At: r.at, Status: r.status, Sensors: b.sensors(r), Started: b.started, Walked: r.walked, Pods: r.pods}
 	snapshot.Sight, snapshot.Reason = sight(snapshot.Sensors, len(r.devices.Net) > 0)
 	snapshot.Devices, snapshot.Counted = r.devices, b.meter.Update(r.devices)
@@ -174,15 +176,18 @@ func (b *books) findAll(r reading) {
 	}
 }
 
-// take adds what grew of one key. wire tells whether the devices were being
-// watched when it did.
-func (b *books) take(key bpf.Key, now traffic.Counts, r reading, wire bool) {
+// take adds what grew of one key. What the first counts have is of before the
+// devices were watched, also where it is taken in later.
+func (b *books) take(key bpf.Key, now traffic.Counts, r reading) {
 	a := b.accounts[key]
 	if a == nil {
 		if now == (traffic.Counts{}) {
 			return
 		}
 		a = &account{seen: r.at}
+		if !b.counted {
+			a.past = now
+		}
 		b.accounts[key] = a
 	}
 	grown := now.Minus(a.counts)
@@ -193,6 +198,7 @@ func (b *books) take(key bpf.Key, now traffic.Counts, r reading, wire bool) {
 	if !g.found && b.tree != nil && named(key.Cgroup) && !r.thorough && r.at.Sub(a.seen) < unknownFor {
 		return // it may be found yet
 	}
+	seen := grown.Minus(a.past.Minus(a.counts)) // of it, while the devices were watched
 	a.counts.Add(grown)
 	a.changed = r.at
 	kind := Kind{Class: b.class(key, g, r.pods), Locality: key.Locality, Transport: key.Transport}
@@ -202,9 +208,9 @@ func (b *books) take(key bpf.Key, now traffic.Counts, r reading, wire bool) {
 	sum := b.totals[kind]
 	sum.Add(grown)
 	b.totals[kind] = sum
-	if wire && kind.Locality == traffic.OffNode {
-		b.wire[traffic.Receive] += grown.Wire(traffic.Receive)
-		b.wire[traffic.Transmit] += grown.Wire(traffic.Transmit)
+	if kind.Locality == traffic.OffNode {
+		b.wire[traffic.Receive] += seen.Wire(traffic.Receive)
+		b.wire[traffic.Transmit] += seen.Wire(traffic.Transmit)
 	}
 	if key.Cgroup == bpf.Folded {
 		return // whose it was is past
@@ -317,7 +323,7 @@ func (b *books) fold(r reading, source folder) {
 		if folded >= foldsAtOnce {
 			return
 		}
-		if r.at.Sub(a.changed) < idleFor || !named(key.Cgroup) {
+		if a.changed.IsZero() || r.at.Sub(a.changed) < idleFor || !named(key.Cgroup) {
 			continue
 		}
 		into := key
@@ -335,11 +341,13 @@ func (b *books) fold(r reading, source folder) {
 		}
 		folded++
 		// What came after the reading is in the other key's next growth.
-		if to := b.accounts[into]; to != nil {
-			to.counts.Add(a.counts)
-		} else {
-			b.accounts[into] = &account{counts: a.counts, seen: r.at, changed: r.at}
+		to := b.accounts[into]
+		if to == nil {
+			to = &account{seen: r.at, changed: r.at}
+			b.accounts[into] = to
 		}
+		to.counts.Add(a.counts)
+		to.past.Add(a.counts)
 		delete(b.accounts, key)
 	}
 }

@@ -293,6 +293,33 @@ func TestUnattributedIsWhatStaysOfDevicesLessOwners(t *testing.T) {
 	}
 }
 
+// A cgroup that went while no agent ran is in none of the tree's walks.
+func TestWhatPassedBeforeTheAgentIsNotHeldAgainstItsDevices(t *testing.T) {
+	t.Parallel()
+	d, b := newDay(), newBooks(nil)
+	b.tree = cgroupsOf{10: podPath(uidA)}
+	there, gone := bpf.Key{Cgroup: 10, Locality: traffic.OffNode}, bpf.Key{Cgroup: 99, Locality: traffic.OffNode}
+	k := kernel{there: received(1 << 30), gone: received(1 << 40), {Cgroup: 99, Flight: 7, Locality: traffic.OffNode}: received(1 << 20)}
+	wire := uint64(1 << 30)
+	late := d.read(nil)
+	late.counts, late.devices = nil, device(wire, 0)
+	b.close(late, k) // the programs are loaded later than the devices are read
+	var s *Snapshot
+	for range 30 {
+		d.pass(time.Second)
+		r := d.read(k)
+		r.devices = device(wire, 0)
+		s = b.close(r, k)
+		k[there], wire = received(k[there].Received+1000), wire+1500
+	}
+	if got := s.Class(traffic.Other, traffic.OffNode).Received; got != 1<<40+1<<30+1<<20+29_000 {
+		t.Errorf("the total is %d bytes, want all there ever was", got)
+	}
+	if s.Attributed[traffic.Receive] != 29_000 || s.Residual[traffic.Receive] != 29*500 {
+		t.Errorf("%d bytes of the devices have an owner, want 29000; the difference is %d, want %d", s.Attributed[traffic.Receive], s.Residual[traffic.Receive], 29*500)
+	}
+}
+
 func TestShortLivedPodsLeaveNothingThatGrows(t *testing.T) {
 	t.Parallel()
 	d, b := newDay(), newBooks(nil)
