@@ -336,10 +336,10 @@ func (b *books) fold(r reading, source folder) {
 		default:
 			continue
 		}
-		if source.Fold(key, into) != nil {
-			return // the next sample tells why
-		}
 		folded++
+		if source.Fold(key, into) != nil {
+			continue // full, or another agent's to do: it is tried again
+		}
 		// What came after the reading is in the other key's next growth.
 		to := b.accounts[into]
 		if to == nil {

@@ -51,6 +51,7 @@ func (p *Probe) openMaps(spec *ebpf.CollectionSpec) error {
 		if err := os.RemoveAll(p.pins); err != nil {
 			return fmt.Errorf("remove pinned maps: %w", err)
 		}
+		p.kept = false
 		if err := os.MkdirAll(p.pins, 0o700); err != nil {
 			return fmt.Errorf("make folder for pinned maps: %w", err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 )
@@ -223,15 +224,20 @@ func (p *Probe) attachDatagrams(spec *ebpf.CollectionSpec) error {
 }
 
 // overflowSlots makes the slots that counts go to where there is no room for
-// another key: one for each class, locality and transport.
+// another key, and those that keys of gone cgroups are folded into, which is what
+// makes room again: one each for each class, locality and transport.
 func (p *Probe) overflowSlots() error {
 	for _, class := range append(traffic.Classes(), traffic.ByCgroup) {
 		for _, locality := range append(traffic.Localities(), traffic.Unsettled) {
 			for _, transport := range []traffic.Transport{traffic.TCP, traffic.NonTCP} {
-				key := netattrKey{Class: uint8(class), Locality: uint8(locality), Transport: uint8(transport)}
-				err := p.maps.Acct.Update(key, netattrCounts{}, ebpf.UpdateNoExist)
-				if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-					return fmt.Errorf("make overflow slots: %w", err)
+				for _, cgroup := range []uint64{0, Folded} {
+					key := netattrKey{Cgroup: cgroup, Class: uint8(class), Locality: uint8(locality), Transport: uint8(transport)}
+					err := p.maps.Acct.Update(key, netattrCounts{}, ebpf.UpdateNoExist)
+					// Pinned maps may be full, and have had the others from their begin.
+					full := cgroup == Folded && errors.Is(err, unix.E2BIG)
+					if err != nil && !errors.Is(err, ebpf.ErrKeyExist) && !full {
+						return fmt.Errorf("make overflow slots: %w", err)
+					}
 				}
 			}
 		}

@@ -79,21 +79,36 @@ func (p *Probe) Counts() (map[Key]traffic.Counts, error) {
 	if p.closed() {
 		return nil, fmt.Errorf("read counts: %w", os.ErrClosed)
 	}
-	all := map[Key]traffic.Counts{}
-	var key netattrKey
-	var value netattrCounts
-	for it := p.maps.Acct.Iterate(); ; {
-		if it.Next(&key, &value) {
-			counts := all[keyOf(key)]
-			counts.Add(countsOf(value))
-			all[keyOf(key)] = counts
-			continue
+	// By the key in the kernel: where another process takes a key out meanwhile the
+	// kernel begins again, and gives again what it gave.
+	raw := map[netattrKey]netattrCounts{}
+	for try := 1; ; try++ {
+		var key netattrKey
+		var value netattrCounts
+		it := p.maps.Acct.Iterate()
+		for it.Next(&key, &value) {
+			raw[key] = value
 		}
-		if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		err := it.Err()
+		if err == nil {
+			return sumOf(raw), nil
+		}
+		if !errors.Is(err, ebpf.ErrIterationAborted) || try == 3 {
 			return nil, fmt.Errorf("read counts: %w", explain(err))
 		}
-		return all, nil
+		clear(raw)
 	}
+}
+
+// sumOf gives counts by what their keys mean.
+func sumOf(raw map[netattrKey]netattrCounts) map[Key]traffic.Counts {
+	all := make(map[Key]traffic.Counts, len(raw))
+	for key, value := range raw {
+		counts := all[keyOf(key)]
+		counts.Add(countsOf(value))
+		all[keyOf(key)] = counts
+	}
+	return all
 }
 
 // Fold takes a key out of the kernel and adds its counts to those of another.
@@ -125,13 +140,21 @@ func (p *Probe) fold(key, into netattrKey) error {
 	if key == into {
 		return nil
 	}
+	if err := p.maps.Acct.Lookup(key, &gone); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	// The place comes first: in a full map another key may take the room of the one
+	// that goes.
+	if err := p.maps.Acct.Update(into, netattrCounts{}, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return err
+	}
 	if err := p.maps.Acct.LookupAndDelete(key, &gone); err != nil {
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			return nil
 		}
 		return err
 	}
-	if err := p.maps.Acct.Lookup(into, &sum); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := p.maps.Acct.Lookup(into, &sum); err != nil {
 		return err
 	}
 	sum.Received += gone.Received
