@@ -59,7 +59,7 @@ type tree interface {
 // account is what is known of one key.
 type account struct {
 	counts  traffic.Counts // taken into the totals
-	past    traffic.Counts // what there was before the devices were watched
+	onWire  traffic.Counts // held against the devices, or of before them
 	seen    time.Time      // first
 	changed time.Time      // last
 }
@@ -177,7 +177,8 @@ func (b *books) findAll(r reading) {
 }
 
 // take adds what grew of one key. What the first counts have is of before the
-// devices were watched, also where it is taken in later.
+// devices were watched, and is taken at once: whoever it is whose cgroup is not
+// found then, it is gone.
 func (b *books) take(key bpf.Key, now traffic.Counts, r reading) {
 	a := b.accounts[key]
 	if a == nil {
@@ -186,19 +187,24 @@ func (b *books) take(key bpf.Key, now traffic.Counts, r reading) {
 		}
 		a = &account{seen: r.at}
 		if !b.counted {
-			a.past = now
+			a.onWire = now
 		}
 		b.accounts[key] = a
+	}
+	if key.Locality == traffic.OffNode || key.Locality == traffic.Unsettled {
+		more := now.Minus(a.onWire)
+		a.onWire.Add(more)
+		b.wire[traffic.Receive] += more.Wire(traffic.Receive)
+		b.wire[traffic.Transmit] += more.Wire(traffic.Transmit)
 	}
 	grown := now.Minus(a.counts)
 	if grown == (traffic.Counts{}) {
 		return
 	}
 	g := b.group(key.Cgroup, r.at)
-	if !g.found && b.tree != nil && named(key.Cgroup) && !r.thorough && r.at.Sub(a.seen) < unknownFor {
+	if !g.found && b.counted && b.tree != nil && named(key.Cgroup) && !r.thorough && r.at.Sub(a.seen) < unknownFor {
 		return // it may be found yet
 	}
-	seen := grown.Minus(a.past.Minus(a.counts)) // of it, while the devices were watched
 	a.counts.Add(grown)
 	a.changed = r.at
 	kind := Kind{Class: b.class(key, g, r.pods), Locality: key.Locality, Transport: key.Transport}
@@ -208,10 +214,6 @@ func (b *books) take(key bpf.Key, now traffic.Counts, r reading) {
 	sum := b.totals[kind]
 	sum.Add(grown)
 	b.totals[kind] = sum
-	if kind.Locality == traffic.OffNode {
-		b.wire[traffic.Receive] += seen.Wire(traffic.Receive)
-		b.wire[traffic.Transmit] += seen.Wire(traffic.Transmit)
-	}
 	if key.Cgroup == bpf.Folded {
 		return // whose it was is past
 	}
@@ -347,7 +349,7 @@ func (b *books) fold(r reading, source folder) {
 			b.accounts[into] = to
 		}
 		to.counts.Add(a.counts)
-		to.past.Add(a.counts)
+		to.onWire.Add(a.onWire)
 		delete(b.accounts, key)
 	}
 }

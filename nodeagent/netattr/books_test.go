@@ -120,6 +120,7 @@ func TestBytesOfACgroupThatIsNotFoundYetWaitForIt(t *testing.T) {
 	d, b := newDay(), newBooks(nil)
 	tree := cgroupsOf{}
 	b.tree = tree
+	b.close(d.read(kernel{}), nil)
 	k := kernel{{Cgroup: 10, Locality: traffic.OffNode}: received(100)}
 	if s := b.close(d.read(k), k); len(s.Totals) != 0 {
 		t.Errorf("counted %v before the cgroup was found", s.Totals)
@@ -304,19 +305,47 @@ func TestWhatPassedBeforeTheAgentIsNotHeldAgainstItsDevices(t *testing.T) {
 	late := d.read(nil)
 	late.counts, late.devices = nil, device(wire, 0)
 	b.close(late, k) // the programs are loaded later than the devices are read
-	var s *Snapshot
+	var s, first *Snapshot
 	for range 30 {
 		d.pass(time.Second)
 		r := d.read(k)
 		r.devices = device(wire, 0)
 		s = b.close(r, k)
+		if first == nil {
+			first = s // where a scale-out that begins now begins
+		}
 		k[there], wire = received(k[there].Received+1000), wire+1500
+	}
+	if got := s.Class(traffic.Other, traffic.OffNode).Received - first.Class(traffic.Other, traffic.OffNode).Received; got != 29_000 {
+		t.Errorf("%d bytes passed since the first counts, want 29000", got)
 	}
 	if got := s.Class(traffic.Other, traffic.OffNode).Received; got != 1<<40+1<<30+1<<20+29_000 {
 		t.Errorf("the total is %d bytes, want all there ever was", got)
 	}
 	if s.Attributed[traffic.Receive] != 29_000 || s.Residual[traffic.Receive] != 29*500 {
 		t.Errorf("%d bytes of the devices have an owner, want 29000; the difference is %d, want %d", s.Attributed[traffic.Receive], s.Residual[traffic.Receive], 29*500)
+	}
+}
+
+func TestBytesThatWaitForTheirCgroupAreNotUnattributed(t *testing.T) {
+	t.Parallel()
+	d, b := newDay(), newBooks(nil)
+	b.tree = cgroupsOf{}
+	k := kernel{}
+	wire := uint64(5)
+	var s *Snapshot
+	for i := range 40 {
+		if i == 10 {
+			k[bpf.Key{Cgroup: 99, Locality: traffic.OffNode}] = received(1 << 30)
+			wire += 1 << 30
+		}
+		r := d.read(k)
+		r.devices = device(wire, 0)
+		s = b.close(r, k)
+		d.pass(sampleFast)
+	}
+	if s.Unattributed[traffic.Receive] != 0 || s.Attributed[traffic.Receive] != 1<<30 {
+		t.Errorf("%d bytes are unattributed and %d are not, want 0 and %d", s.Unattributed[traffic.Receive], s.Attributed[traffic.Receive], 1<<30)
 	}
 }
 
