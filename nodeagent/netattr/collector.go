@@ -73,19 +73,30 @@ type Collector struct {
 
 	tagFailed counter
 
-	sampling sync.Mutex // held for a whole sample; guards what is here
-	tree     *hierarchy
-	books    *books
-	retryAt  time.Time
+	// turn holds a token while nobody samples; who has it has what is here. A lock
+	// would not do: what is read may hang, and nobody else shall.
+	turn  chan struct{}
+	tree  *hierarchy
+	books *books
 
 	mu       sync.Mutex
 	source   Source // nil while there is none
 	failed   string // why
-	fast     int    // who asked for samples at sampleFast
-	engines  map[uint16]traffic.Class
+	retryAt  time.Time
+	fast     int // who asked for samples at sampleFast
 	pods     map[string]Pod
+	flights  []change // that the next sample takes in
 	snapshot *Snapshot
+	sampled  time.Time // when the last sample ended
+	stuck    bool      // snapshot says that a sample does not end
+	closed   bool
 	watchers map[chan struct{}]bool
+}
+
+// change is a flight that began or ended.
+type change struct {
+	flight uint32
+	ended  bool
 }
 
 // counter is a number under its own lock.
@@ -118,15 +129,15 @@ func New(opts Options) *Collector {
 	}
 	c := &Collector{
 		opts: opts, log: opts.Log, devices: nic.Reader{Sys: opts.Sys, Names: opts.Devices}, wake: make(chan struct{}, 1),
-		books: newBooks(opts.Rules), pods: map[string]Pod{}, watchers: map[chan struct{}]bool{},
+		turn: make(chan struct{}, 1), books: newBooks(opts.Rules), pods: map[string]Pod{}, watchers: map[chan struct{}]bool{},
 	}
 	if opts.Source == nil {
 		c.opts.Source = c.probe
 	}
-	c.sampling.Lock()
-	defer c.sampling.Unlock()
-	c.open()
-	c.sample(time.Now(), true)
+	now := time.Now()
+	c.snapshot = &Snapshot{At: now, Started: now}
+	c.turn <- struct{}{}
+	c.sampleWithin(firstWithin, true)
 	return c
 }
 
@@ -141,7 +152,7 @@ func (c *Collector) Run(ctx context.Context) error {
 			return nil
 		case <-c.wake:
 		case <-tick.C:
-			c.sampleNow(false)
+			c.sampleWithin(sampleWithin, false)
 		}
 		tick.Reset(c.pace())
 	}
@@ -154,22 +165,6 @@ func (c *Collector) pace() time.Duration {
 		return sampleFast
 	}
 	return sampleEvery
-}
-
-// Close detaches what is not pinned.
-func (c *Collector) Close() {
-	c.sampling.Lock()
-	defer c.sampling.Unlock()
-	c.mu.Lock()
-	source := c.source
-	c.source, c.failed = nil, "the agent ends"
-	c.retryAt = time.Now().Add(24 * time.Hour)
-	c.mu.Unlock()
-	if source != nil {
-		if err := source.Close(); err != nil {
-			c.log.Warn("network programs not closed", slog.Any("error", err))
-		}
-	}
 }
 
 // Fast asks for a sample every 250 ms until the func it gives is called.
@@ -221,37 +216,21 @@ func (c *Collector) SetPods(pods []Pod) {
 	c.pods = byUID
 }
 
-// SetEngines says at which ports of this node engines serve that are no pods.
-func (c *Collector) SetEngines(ports []uint16) {
-	classes := make(map[uint16]traffic.Class, len(ports))
-	for _, port := range ports {
-		classes[port] = traffic.Serving
-	}
-	c.mu.Lock()
-	c.engines = classes
-	source := c.source
-	c.mu.Unlock()
-	if source == nil {
-		return
-	}
-	if err := source.SetPorts(c.ports()); err != nil {
-		c.log.Warn("ports of engines not told to the kernel", slog.Any("error", err))
-	}
-}
-
 // EndFlight says that a pull has ended: what its connections moved may be counted
 // without it from some time later on.
 func (c *Collector) EndFlight(id uint32) {
-	c.sampling.Lock()
-	defer c.sampling.Unlock()
-	c.books.ended(id)
+	c.change(change{flight: id, ended: true})
 }
 
 // BeginFlight says that a pull is on its way.
 func (c *Collector) BeginFlight(id uint32) {
-	c.sampling.Lock()
-	defer c.sampling.Unlock()
-	c.books.began(id)
+	c.change(change{flight: id})
+}
+
+func (c *Collector) change(one change) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.flights = append(c.flights, one)
 }
 
 // Snapshot is the last sample.
@@ -273,85 +252,4 @@ func (c *Collector) Subscribe() (changed <-chan struct{}, cancel func()) {
 		defer c.mu.Unlock()
 		delete(c.watchers, ch)
 	}
-}
-
-// Sample takes a sample now and gives it. What passed before is in it, while that
-// of a pod that is new may otherwise come up to two seconds late.
-func (c *Collector) Sample() *Snapshot { return c.sampleNow(true) }
-
-func (c *Collector) sampleNow(thorough bool) *Snapshot {
-	c.sampling.Lock()
-	defer c.sampling.Unlock()
-	now := time.Now()
-	c.mu.Lock()
-	retry := c.source == nil && !c.opts.Off && !now.Before(c.retryAt)
-	if retry {
-		c.retryAt = now.Add(retryEvery)
-	}
-	c.mu.Unlock()
-	if retry {
-		c.open()
-	}
-	return c.sample(now, thorough)
-}
-
-// sample reads everything once. The caller holds sampling.
-func (c *Collector) sample(now time.Time, thorough bool) *Snapshot {
-	c.mu.Lock()
-	source, pods, failed := c.source, c.pods, c.failed
-	c.mu.Unlock()
-	reading := reading{at: now, pods: pods, thorough: thorough}
-	if source != nil {
-		sensors, err := c.read(source, &reading)
-		reading.sensors = sensors
-		if err != nil {
-			c.lose(source, err)
-		}
-	} else {
-		reading.sensors = []bpf.Sensor{{Name: bpf.SensorSockets, Wanted: !c.opts.Off, Reason: failed}}
-	}
-	var devicesErr error
-	if reading.devices, devicesErr = c.devices.Read(); devicesErr != nil {
-		c.log.Debug("network devices not read", slog.Any("error", devicesErr))
-	}
-	snapshot := c.books.close(reading, source)
-	snapshot.TagFailed = c.tagFailed.value()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.snapshot = snapshot
-	for ch := range c.watchers {
-		select {
-		case ch <- struct{}{}:
-		default:
-		}
-	}
-	return snapshot
-}
-
-// read walks the sockets and reads the counts.
-func (c *Collector) read(source Source, r *reading) ([]bpf.Sensor, error) {
-	sensors := source.Sensors()
-	began := time.Now()
-	if on(sensors, bpf.SensorWalk) {
-		if err := source.Walk(r.row); err != nil {
-			return sensors, err
-		}
-	}
-	r.walked = time.Since(began)
-	counts, err := source.Counts()
-	if err != nil {
-		return sensors, err
-	}
-	r.counts = counts
-	r.status, err = source.Status()
-	return sensors, err
-}
-
-func on(sensors []bpf.Sensor, name string) bool {
-	for _, p := range sensors {
-		if p.Name == name {
-			return p.On
-		}
-	}
-	return false
 }

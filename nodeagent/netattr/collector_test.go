@@ -21,7 +21,8 @@ type memory struct {
 	mu      sync.Mutex
 	counts  kernel
 	walks   int
-	fails   error // of the next walks
+	fails   error         // of the next walks
+	hangs   chan struct{} // walks end once it is closed; nil: at once
 	tagFail error
 	ports   map[uint16]traffic.Class
 	closed  bool
@@ -29,9 +30,13 @@ type memory struct {
 
 func (m *memory) Walk(func(bpf.Row)) error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.walks++
-	return m.fails
+	fails, hangs := m.fails, m.hangs
+	m.mu.Unlock()
+	if hangs != nil {
+		<-hangs
+	}
+	return fails
 }
 
 func (m *memory) Counts() (map[bpf.Key]traffic.Counts, error) {
@@ -164,6 +169,68 @@ func TestSamplesComeFasterWhileAPullRuns(t *testing.T) {
 		<-done
 		if !m.closed {
 			t.Error("the source is not closed")
+		}
+	})
+}
+
+func TestASampleThatHangsHoldsUpNoPullAndNoEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{counts: kernel{}}
+		c := collect(t, m)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = c.Run(ctx)
+		}()
+		time.Sleep(10 * time.Second)
+		hangs := make(chan struct{})
+		m.mu.Lock()
+		m.hangs = hangs
+		m.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		began := time.Now()
+		c.BeginFlight(1)
+		s := c.Sample()
+		c.EndFlight(1)
+		if took := time.Since(began); took > sampleWithin || s.Sight != SightNone || !strings.Contains(s.Reason, "did not end within 2s") {
+			t.Errorf("after %v: sight %s, reason %q", took, s.Sight, s.Reason)
+		}
+		if n := m.walked(); n > 21 {
+			t.Errorf("%d walks, of which the last hangs, want one at a time", n)
+		}
+		began = time.Now()
+		cancel()
+		<-done
+		if took := time.Since(began); took > sampleWithin+closeWithin {
+			t.Errorf("it ended after %v", took)
+		}
+		close(hangs)
+		synctest.Wait()
+		if !m.closed {
+			t.Error("the source is not closed once the sample has ended")
+		}
+	})
+}
+
+func TestASampleThatWasSlowIsForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hangs := make(chan struct{})
+		m := &memory{counts: kernel{}, hangs: hangs}
+		c := collect(t, m)
+		if s := c.Snapshot(); s.Sight != SightNone || !strings.Contains(s.Reason, "did not end") {
+			t.Errorf("sight %s, reason %q", s.Sight, s.Reason)
+		}
+		close(hangs)
+		if s := c.Sample(); s.Sight != SightFull || s.Reason != "" {
+			t.Errorf("once it ended: sight %s, reason %q", s.Sight, s.Reason)
+		}
+		last := c.Snapshot()
+		c.Close()
+		if s := c.Sample(); s != last {
+			t.Errorf("after the end there is another sample: %+v", s)
 		}
 	})
 }

@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"time"
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr/bpf"
 	"github.com/hearth-dev/hearth/nodeagent/netattr/cgroups"
-	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 )
 
 // errOff says that nobody wants programs in the kernel.
@@ -41,7 +39,7 @@ func (c *Collector) probe() (Source, error) {
 	return probe, nil
 }
 
-// open makes the source where there is none. The caller holds sampling.
+// open makes the source where there is none. The caller has the turn.
 func (c *Collector) open() {
 	if c.tree == nil && !c.opts.Off {
 		tree, err := openTree(c.opts)
@@ -53,7 +51,7 @@ func (c *Collector) open() {
 	}
 	source, err := c.opts.Source()
 	if err == nil {
-		err = source.SetPorts(c.ports())
+		err = source.SetPorts(c.opts.Ports)
 		if err == nil {
 			err = source.SetRanges(c.opts.Ranges)
 		}
@@ -82,16 +80,6 @@ func (c *Collector) open() {
 				slog.String("verifier", sensor.VerifierLog))
 		}
 	}
-}
-
-// ports are those of the configuration and of engines.
-func (c *Collector) ports() map[uint16]traffic.Class {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := map[uint16]traffic.Class{}
-	maps.Copy(all, c.engines)
-	maps.Copy(all, c.opts.Ports)
-	return all
 }
 
 // lose gives up a source that cannot be read any more; it is made again later.

@@ -2,7 +2,8 @@
 // moved over this node's network, who else moved what meanwhile, and how the
 // requests being served fared. The agent's root tells it when pulls begin and
 // end and publishes its list; it takes its numbers from nodeagent/netattr. It
-// never delays a pull by more than one sample at either end, and decides nothing.
+// never delays a pull by more than one sample, of two seconds at most, at either
+// end, and decides nothing.
 package scaleout
 
 import "time"
