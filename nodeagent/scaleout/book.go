@@ -17,6 +17,7 @@ const (
 	MaxRunning = 64 // at once; more pulls have no record
 	maxShares  = 32
 	maxPoints  = 240
+	maxOverlap = 64
 	// before is how far back the round trips before a scale-out go.
 	before = 30 * time.Second
 )
@@ -132,8 +133,8 @@ func (b *Book) Began(f Flight) (ended func(End)) {
 	if !full {
 		e.record.Before = b.beforeLocked(base.At)
 		for _, other := range b.running {
-			other.record.Overlap = append(other.record.Overlap, e.record.ID)
-			e.record.Overlap = append(e.record.Overlap, other.record.ID)
+			other.overlaps(e.record.ID)
+			e.overlaps(other.record.ID)
 		}
 		b.running = append(b.running, e)
 		e.update(base, 0)
@@ -146,6 +147,14 @@ func (b *Book) Began(f Flight) (ended func(End)) {
 	e.fast = b.opts.Sampler.Fast()
 	b.notify()
 	return func(end End) { b.end(e, end) }
+}
+
+// overlaps notes another that ran at some time of this one: the first ones, of
+// those that come and go while a long one runs.
+func (e *entry) overlaps(id string) {
+	if len(e.record.Overlap) < maxOverlap {
+		e.record.Overlap = append(e.record.Overlap, id)
+	}
 }
 
 // end takes the last sample of a scale-out and puts its record away.
@@ -199,6 +208,7 @@ func (b *Book) log(r Record) {
 
 // observe takes a sample into all records that run.
 func (b *Book) observe(s *netattr.Snapshot) {
+	fetched := b.fetched()
 	b.mu.Lock()
 	b.recent = append(b.recent, moment{s.At, s.Live})
 	for len(b.recent) > 0 && s.At.Sub(b.recent[0].at) > before {
@@ -206,8 +216,11 @@ func (b *Book) observe(s *netattr.Snapshot) {
 	}
 	any := len(b.running) > 0
 	for _, e := range b.running {
+		if s.At.Before(e.base.At) {
+			continue // it began meanwhile
+		}
 		e.take(s)
-		e.update(s, b.opts.Fetched(e.flight.ID))
+		e.update(s, fetched[e.flight.ID])
 		if e.skip++; e.skip >= e.every {
 			e.skip = 0
 			e.point(s)
@@ -217,6 +230,20 @@ func (b *Book) observe(s *netattr.Snapshot) {
 	if any {
 		b.notify()
 	}
+}
+
+// fetched asks what the pulls that run have received.
+func (b *Book) fetched() map[uint32]int64 {
+	b.mu.Lock()
+	fetched := make(map[uint32]int64, len(b.running))
+	for _, e := range b.running {
+		fetched[e.flight.ID] = 0
+	}
+	b.mu.Unlock()
+	for id := range fetched {
+		fetched[id] = b.opts.Fetched(id)
+	}
+	return fetched
 }
 
 // beforeLocked folds the samples before a scale-out.

@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/hearth-dev/hearth/nodeagent/netattr"
 	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 )
@@ -253,6 +255,44 @@ func TestRecordsAreBounded(t *testing.T) {
 		}
 		if len(shares) != maxShares+1 || sum != 5050 || shares[maxShares].Class != "other" {
 			t.Errorf("%d shares of %d bytes, want %d of 5050", len(shares), sum, maxShares+1)
+		}
+	})
+}
+
+func TestALongScaleOutNamesSomeOfThoseThatCameAndWent(t *testing.T) {
+	rig(t, func(t *testing.T, _ *node, b *Book, _ *bytes.Buffer) {
+		ended := b.Began(flight(7))
+		for i := range uint32(1000) {
+			b.Began(flight(100 + i))(End{Err: errors.New("source is gone")})
+		}
+		ended(End{})
+		if got := b.List()[0].Overlap; len(got) != maxOverlap || got[0] != "2s" {
+			t.Errorf("%d are named, from %q", len(got), got[0])
+		}
+	})
+}
+
+func TestWhatOwnersThatWentHadMovedBeforeIsInNoRecord(t *testing.T) {
+	rig(t, func(t *testing.T, n *node, b *Book, _ *bytes.Buffer) {
+		gone, nobody := netattr.Owner{PodUID: "uid-gone"}, netattr.Owner{}
+		n.moves(gone, traffic.Other, 1<<40)
+		n.moves(nobody, traffic.Other, 50)
+		ended := b.Began(flight(7))
+		n.moves(gone, traffic.Other, 5)
+		n.pass(1)
+		// Its share goes to nobody's, as where there are too many.
+		kind := netattr.Kind{Class: traffic.Other, Locality: traffic.OffNode}
+		n.next.Shares = []netattr.Share{{Owner: nobody, Kind: kind, Counts: traffic.Counts{Received: 1<<40 + 55}}}
+		n.moves(nobody, traffic.Other, 7)
+		n.moves(agent, traffic.Weights, 900)
+		n.pass(1)
+		ended(End{})
+		want := []Share{
+			{Pod: "uid-agent", Container: "c1", Class: "weights", Locality: "off_node", Bytes: Bytes{Received: 900}},
+			{Class: "other", Locality: "off_node", Bytes: Bytes{Received: 12}},
+		}
+		if diff := cmp.Diff(want, b.List()[0].Shares); diff != "" {
+			t.Error(diff)
 		}
 	})
 }

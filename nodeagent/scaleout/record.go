@@ -63,7 +63,7 @@ type Record struct {
 	Before Latency `json:"before"`
 	During Latency `json:"during"`
 	// Overlap are the scale-outs of this node that ran at some time of this one:
-	// what others than the pull moved is then in each of them.
+	// what others than the pull moved is then in each of them. At most 64.
 	Overlap []string `json:"overlap,omitempty"`
 	// Series is the course of it, at most 240 points.
 	Series []Point `json:"series,omitempty"`

@@ -52,7 +52,11 @@ func (e *entry) point(s *netattr.Snapshot) {
 			p.Transmitted[kind.Class.String()] += grown.Transmitted
 		}
 	}
-	series := append(e.record.Series, p)
+	series := e.record.Series
+	if last := len(series) - 1; last >= 0 && p.Seconds <= series[last].Seconds {
+		series = series[:last] // of the same sample
+	}
+	series = append(series, p)
 	if len(series) > maxPoints {
 		half := make([]Point, 0, maxPoints)
 		for i := 1; i < len(series); i += 2 {
@@ -71,7 +75,9 @@ func latencyOf(h *netattr.Histogram) Latency {
 	return Latency{Samples: h.Count(), P50: h.Quantile(0.5).Seconds(), P90: h.Quantile(0.9).Seconds(), P99: h.Quantile(0.99).Seconds()}
 }
 
-// sharesBetween gives what everybody moved from one sample to another.
+// sharesBetween gives what everybody moved from one sample to another. What is in
+// the totals and in no owner's share, such as of pods that went meanwhile, is
+// nobody's: the share of nobody has in it what others had moved long ago.
 func sharesBetween(base, now *netattr.Snapshot) []Share {
 	type key struct {
 		netattr.Owner
@@ -81,15 +87,36 @@ func sharesBetween(base, now *netattr.Snapshot) []Share {
 	for _, s := range base.Shares {
 		old[key{s.Owner, s.Kind}] = s.Counts
 	}
+	type place struct {
+		class    traffic.Class
+		locality traffic.Locality
+	}
+	nobodys := map[place]traffic.Counts{}
+	for kind, c := range now.Totals {
+		at := place{kind.Class, kind.Locality}
+		sum := nobodys[at]
+		sum.Add(c.Minus(base.Totals[kind]))
+		nobodys[at] = sum
+	}
 	list := []Share{}
 	for _, s := range now.Shares {
 		grown := s.Counts.Minus(old[key{s.Owner, s.Kind}])
+		if s.Owner == (netattr.Owner{}) {
+			continue
+		}
+		at := place{s.Class, s.Locality}
+		nobodys[at] = nobodys[at].Minus(grown)
 		if grown.Received == 0 && grown.Transmitted == 0 && grown.Retransmitted == 0 {
 			continue
 		}
 		list = append(list, Share{
 			Pod: podName(now, s.PodUID), Container: s.Container, Unit: s.Unit, Class: s.Class.String(), Locality: s.Locality.String(), Bytes: bytesOf(grown),
 		})
+	}
+	for at, rest := range nobodys {
+		if rest.Received > 0 || rest.Transmitted > 0 || rest.Retransmitted > 0 {
+			list = append(list, Share{Class: at.class.String(), Locality: at.locality.String(), Bytes: bytesOf(rest)})
+		}
 	}
 	slices.SortFunc(list, func(a, b Share) int {
 		return cmp.Or(
