@@ -75,9 +75,10 @@ type Collector struct {
 
 	// turn holds a token while nobody samples; who has it has what is here. A lock
 	// would not do: what is read may hang, and nobody else shall.
-	turn  chan struct{}
-	tree  *hierarchy
-	books *books
+	turn        chan struct{}
+	tree        *hierarchy
+	books       *books
+	lastDevices nic.Devices
 
 	mu       sync.Mutex
 	source   Source // nil while there is none

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -260,6 +261,37 @@ func TestASubscriberHearsOfEachSample(t *testing.T) {
 	<-changed
 	if c.Snapshot() != s {
 		t.Error("the snapshot is not the sample")
+	}
+}
+
+func TestWhatPassesWhileDevicesCannotBeReadIsCountedAfter(t *testing.T) {
+	t.Parallel()
+	sys := t.TempDir()
+	class := filepath.Join(sys, "class/net")
+	write := func(name, value string) {
+		t.Helper()
+		at := filepath.Join(class, "eth0", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o700), os.WriteFile(at, []byte(value), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, value := range map[string]string{"ifindex": "2", "type": "1", "device/vendor": "x", "statistics/rx_bytes": "1000"} {
+		write(name, value)
+	}
+	c := New(Options{Off: true, Sys: sys})
+	defer c.Close()
+	if err := errors.Join(os.Rename(class, class+"-away"), os.WriteFile(class, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if s := c.Sample(); s.Sight != SightDevices || len(s.Devices.Net) != 1 {
+		t.Errorf("sight %s, devices %v", s.Sight, s.Devices.Net)
+	}
+	if err := errors.Join(os.Remove(class), os.Rename(class+"-away", class)); err != nil {
+		t.Fatal(err)
+	}
+	write("statistics/rx_bytes", "1700")
+	if got := c.Sample().OnWire[traffic.Receive]; got != 700 {
+		t.Errorf("%d bytes passed, want 700", got)
 	}
 }
 

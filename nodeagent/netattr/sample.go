@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr/bpf"
+	"github.com/hearth-dev/hearth/nodeagent/netattr/nic"
 )
 
 // How long is waited for a sample, which takes milliseconds but reads what may
@@ -142,10 +143,7 @@ func (c *Collector) sample(now time.Time, thorough bool) *Snapshot {
 	} else {
 		reading.sensors = []bpf.Sensor{{Name: bpf.SensorSockets, Wanted: !c.opts.Off, Reason: failed}}
 	}
-	var devicesErr error
-	if reading.devices, devicesErr = c.devices.Read(); devicesErr != nil {
-		c.log.Debug("network devices not read", slog.Any("error", devicesErr))
-	}
+	reading.devices = c.readDevices()
 	snapshot := c.books.close(reading, source)
 	snapshot.TagFailed = c.tagFailed.value()
 	c.mu.Lock()
@@ -153,6 +151,21 @@ func (c *Collector) sample(now time.Time, thorough bool) *Snapshot {
 	c.snapshot, c.sampled, c.stuck = snapshot, time.Now(), false
 	c.signalLocked()
 	return snapshot
+}
+
+// readDevices reads the devices. What cannot be read is as it was: taken for gone
+// it would begin anew, and what passed meanwhile would be in no total.
+func (c *Collector) readDevices() nic.Devices {
+	devices, err := c.devices.Read()
+	if err != nil {
+		c.log.Debug("network devices not read", slog.Any("error", err))
+		if len(devices.Net) == 0 {
+			devices.Net, devices.Fallback = c.lastDevices.Net, c.lastDevices.Fallback
+		}
+		devices.Ports = c.lastDevices.Ports
+	}
+	c.lastDevices = devices
+	return devices
 }
 
 // signalLocked tells subscribers that there is another snapshot.
