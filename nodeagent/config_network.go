@@ -106,9 +106,10 @@ func (c Config) networkOptions() netattr.Options {
 		Off: !n.Enabled, Sys: n.Sys, Cgroups: n.Cgroups, Pins: n.Pins, Mark: n.Mark, Datagrams: n.Datagrams, Devices: n.Devices,
 		Ports: map[uint16]traffic.Class{}, Ranges: map[netip.Prefix]traffic.Class{},
 	}
-	// Engines that are no pods are known by their ports; pods by their cgroups.
+	// Engines that are no pods are known by their ports; pods by their cgroups. At
+	// the ports of the web is all else too: pulls, images, what pods ask.
 	for _, e := range c.Endpoints {
-		if port, ok := portOf(e.URL); ok {
+		if port, ok := portOf(e.URL); ok && port != 80 && port != 443 {
 			o.Ports[port] = traffic.Serving
 		}
 	}
@@ -131,16 +132,12 @@ func (c Config) networkOptions() netattr.Options {
 	return o
 }
 
-// portOf is the port of an engine's URL.
+// portOf is the port that an engine's URL names.
 func portOf(engine string) (uint16, bool) {
 	u, err := url.Parse(engine)
 	if err != nil {
 		return 0, false
 	}
-	text := u.Port()
-	if text == "" {
-		text = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
-	port, err := strconv.ParseUint(text, 10, 16)
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
 	return uint16(port), err == nil && port > 0
 }
