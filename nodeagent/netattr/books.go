@@ -98,6 +98,7 @@ type books struct {
 	flights  map[uint32]traffic.Counts
 	active   map[uint32]bool
 	over     map[uint32]time.Time // flights that ended
+	foreign  map[uint32]time.Time // those of another agent, when they last moved something
 	meter    nic.Meter
 	wire     [2]uint64
 	residual [2]residual
@@ -106,7 +107,7 @@ type books struct {
 func newBooks(rules []Rule) *books {
 	return &books{
 		rules: rules, accounts: map[bpf.Key]*account{}, groups: map[uint64]*group{}, totals: map[Kind]traffic.Counts{},
-		shares: map[shareKey]*share{}, flights: map[uint32]traffic.Counts{}, active: map[uint32]bool{}, over: map[uint32]time.Time{},
+		shares: map[shareKey]*share{}, flights: map[uint32]traffic.Counts{}, active: map[uint32]bool{}, over: map[uint32]time.Time{}, foreign: map[uint32]time.Time{},
 	}
 }
 
@@ -129,6 +130,7 @@ func (b *books) close(r reading, source folder) *Snapshot {
 	if r.thorough {
 		b.findAll(r)
 	}
+	b.foldedElsewhere(r)
 	for key, now := range r.counts {
 		b.take(key, now, r)
 	}
@@ -229,6 +231,9 @@ func (b *books) take(key bpf.Key, now traffic.Counts, r reading) {
 		f := b.flights[key.Flight]
 		f.Add(grown)
 		b.flights[key.Flight] = f
+		if _, ended := b.over[key.Flight]; !ended && !b.active[key.Flight] {
+			b.foreign[key.Flight] = r.at
+		}
 	}
 }
 
@@ -329,11 +334,10 @@ func (b *books) fold(r reading, source folder) {
 			continue
 		}
 		into := key
-		g := b.group(key.Cgroup, r.at)
-		switch {
+		switch g := b.group(key.Cgroup, r.at); {
 		case b.gone(key.Cgroup, g, r.at):
-			into = bpf.Key{Cgroup: bpf.Folded, Class: b.class(key, g, r.pods), Locality: key.Locality, Transport: key.Transport}
-		case key.Flight != 0 && !b.active[key.Flight]:
+			into = b.foldedOf(key, g, r)
+		case key.Flight != 0 && b.flightOver(key.Flight, r.at.Sub(a.changed)):
 			into.Flight = 0
 		default:
 			continue
@@ -343,15 +347,52 @@ func (b *books) fold(r reading, source folder) {
 			continue // full, or another agent's to do: it is tried again
 		}
 		// What came after the reading is in the other key's next growth.
-		to := b.accounts[into]
-		if to == nil {
-			to = &account{seen: r.at, changed: r.at}
-			b.accounts[into] = to
-		}
-		to.counts.Add(a.counts)
-		to.onWire.Add(a.onWire)
-		delete(b.accounts, key)
+		b.move(key, into, r.at)
 	}
+}
+
+// foldedElsewhere follows another agent, which folds in place of this one while
+// both have the same pins: what it took out of one key is in another, and there
+// is no growth of that.
+func (b *books) foldedElsewhere(r reading) {
+	if r.counts == nil {
+		return
+	}
+	for key, a := range b.accounts {
+		if _, there := r.counts[key]; there || a.changed.IsZero() || !named(key.Cgroup) {
+			continue
+		}
+		into, g := key, b.group(key.Cgroup, r.at)
+		into.Flight = 0
+		if key.Flight == 0 || !g.found || b.tree != nil && b.tree.Gone(key.Cgroup) {
+			into = b.foldedOf(key, g, r)
+		}
+		b.move(key, into, r.at)
+	}
+}
+
+// foldedOf is where the counts of a gone cgroup go.
+func (b *books) foldedOf(key bpf.Key, g *group, r reading) bpf.Key {
+	return bpf.Key{Cgroup: bpf.Folded, Class: b.class(key, g, r.pods), Locality: key.Locality, Transport: key.Transport}
+}
+
+// flightOver reports whether a flight's counts may be folded: it ended here, or is
+// of an agent before or beside this one and long idle.
+func (b *books) flightOver(flight uint32, idle time.Duration) bool {
+	_, ours := b.over[flight]
+	return !b.active[flight] && (ours || idle >= flightKept)
+}
+
+// move puts what is known of a key to another's, as it is in the kernel.
+func (b *books) move(key, into bpf.Key, now time.Time) {
+	a, to := b.accounts[key], b.accounts[into]
+	if to == nil {
+		to = &account{seen: now, changed: now}
+		b.accounts[into] = to
+	}
+	to.counts.Add(a.counts)
+	to.onWire.Add(a.onWire)
+	delete(b.accounts, key)
 }
 
 // gone reports whether a cgroup's directory is there no more, looked at every
@@ -371,6 +412,12 @@ func (b *books) trim(now time.Time) {
 			b.over[id] = now
 		} else if now.Sub(at) > flightKept {
 			delete(b.over, id)
+			delete(b.flights, id)
+		}
+	}
+	for id, at := range b.foreign {
+		if now.Sub(at) > flightKept {
+			delete(b.foreign, id)
 			delete(b.flights, id)
 		}
 	}

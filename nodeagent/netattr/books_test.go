@@ -256,6 +256,59 @@ func TestAFlightsCountsAreFoldedIntoItsCgroupOnceItEnded(t *testing.T) {
 	}
 }
 
+func TestWhatAnotherAgentFoldsIsNotCountedAgain(t *testing.T) {
+	t.Parallel()
+	d := newDay()
+	tree := cgroupsOf{10: podPath(uidA), 20: "/system.slice/hearth.service"}
+	pod, pull := bpf.Key{Cgroup: 10, Locality: traffic.OffNode}, bpf.Key{Cgroup: 20, Flight: 7, Locality: traffic.OffNode, Class: traffic.Weights}
+	k := kernel{pod: received(100), pull: received(30)}
+	engine := Pod{UID: uidA, Engine: true}
+	first, second := newBooks(nil), newBooks(nil)
+	first.tree, second.tree = tree, tree
+	first.began(7)
+	both := func() (s *Snapshot) {
+		t.Helper()
+		first.close(d.read(k, engine), k)
+		s = second.close(d.read(k, engine), nil) // its folds are refused
+		d.pass(idleFor)
+		return s
+	}
+	before := both()
+	delete(tree, 10)
+	first.ended(7)
+	for range 3 {
+		if diff := cmp.Diff(before.Totals, both().Totals); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+	if len(k) != 2 || k[pod] != (traffic.Counts{}) || k[pull] != (traffic.Counts{}) {
+		t.Fatalf("the first agent folded nothing: %v", k)
+	}
+	k[pull] = received(4)
+	if got := both().Class(traffic.Weights, traffic.OffNode).Received; got != 34 {
+		t.Errorf("weights are %d bytes, want 34", got)
+	}
+}
+
+func TestAFlightOfAnAgentBesideIsFoldedWhenItIsLongOverAndForgotten(t *testing.T) {
+	t.Parallel()
+	d, b := newDay(), newBooks(nil)
+	b.tree = cgroupsOf{20: "/system.slice/hearth.service"}
+	key := bpf.Key{Cgroup: 20, Flight: 9, Locality: traffic.OffNode, Class: traffic.Weights}
+	k := kernel{key: received(30)}
+	b.close(d.read(k), k)
+	d.pass(flightKept / 2)
+	if b.close(d.read(k), k); k[key].Received != 30 {
+		t.Fatalf("folded while its agent may yet go on with it: %v", k)
+	}
+	d.pass(flightKept)
+	b.close(d.read(k), k)
+	s := b.close(d.read(k), k)
+	if k[key].Received != 0 || len(s.Flights) != 0 || len(b.foreign) != 0 || s.Class(traffic.Weights, traffic.OffNode).Received != 30 {
+		t.Errorf("after a long while: %v, flights %v", k, s.Flights)
+	}
+}
+
 func TestUnattributedIsWhatStaysOfDevicesLessOwners(t *testing.T) {
 	t.Parallel()
 	d, b := newDay(), newBooks(nil)
