@@ -102,14 +102,22 @@ func (p *Pods) watch(changed chan struct{}, gone func(*corev1.Pod)) {
 	})
 }
 
-// forget notes a pod that was deleted.
+// forget notes a pod that was deleted, in place of the one that went first where
+// there are many.
 func (p *Pods) forget(pod *corev1.Pod) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	of := podOf(pod)
-	if len(p.deleted) < local.MaxPods {
-		p.deleted[of.UID] = departed{of, time.Now()}
+	if len(p.deleted) >= local.MaxPods {
+		first := departed{at: time.Now()}
+		for _, d := range p.deleted {
+			if d.at.Before(first.at) {
+				first = d
+			}
+		}
+		delete(p.deleted, first.pod.UID)
 	}
+	of := podOf(pod)
+	p.deleted[of.UID] = departed{of, time.Now()}
 }
 
 // Run follows the pods until ctx is done, and returns nil then. While the API
@@ -190,7 +198,8 @@ func (p *Pods) Tell(ctx context.Context, data Data) error {
 }
 
 // list gives the pods by UID, and those that were deleted lately. Of more than
-// local.MaxPods, engines and what is there come first.
+// local.MaxPods, engines and what is there come first, then the
+// latest that were deleted.
 func (p *Pods) list(now time.Time) []netattr.Pod {
 	var list []netattr.Pod
 	here := map[string]bool{}
@@ -212,14 +221,19 @@ func (p *Pods) list(now time.Time) []netattr.Pod {
 		return byUID(a, b)
 	})
 	p.mu.Lock()
+	var gone []departed
 	for uid, d := range p.deleted {
 		if here[uid] || now.Sub(d.at) > remembered {
 			delete(p.deleted, uid)
 			continue
 		}
-		list = append(list, d.pod)
+		gone = append(gone, d)
 	}
 	p.mu.Unlock()
+	slices.SortFunc(gone, func(a, b departed) int { return cmp.Or(b.at.Compare(a.at), byUID(a.pod, b.pod)) })
+	for _, d := range gone {
+		list = append(list, d.pod)
+	}
 	list = list[:min(len(list), local.MaxPods)]
 	slices.SortFunc(list, byUID)
 	return list

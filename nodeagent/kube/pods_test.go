@@ -55,6 +55,22 @@ func TestAPodIsToldByTheUIDThatItsCgroupHas(t *testing.T) {
 	}
 }
 
+func TestOfManyPodsThatWentTheLatestAreRemembered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPods(PodsOptions{Client: fake.NewClientset(), Node: "node-1"})
+		const many = 3 * local.MaxPods
+		for i := range many {
+			p.forget(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "jobs", Name: fmt.Sprint("job-", i), UID: types.UID(fmt.Sprintf("uid-%06d", i))}})
+			time.Sleep(time.Millisecond)
+		}
+		list := p.list(time.Now())
+		if first := fmt.Sprintf("uid-%06d", many-local.MaxPods); len(list) != local.MaxPods || list[0].UID != first {
+			t.Errorf("%d are told, from %s, want %d from %s", len(list), list[0].UID, local.MaxPods, first)
+		}
+	})
+}
+
 // dataRole takes pods.
 type dataRole struct {
 	mu      sync.Mutex
