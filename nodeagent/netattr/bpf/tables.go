@@ -61,9 +61,11 @@ func (k Key) folded() netattrKey {
 	return to
 }
 
+// countsOf gives what a key says. The byte of a FIN is taken off by whoever sees
+// it first, in a key that may have begun since: that has then received -1.
 func countsOf(c netattrCounts) traffic.Counts {
 	counts := traffic.Counts{
-		Received: c.Received, Retransmitted: c.Retransmitted, ReceivedHeaders: c.ReceivedHeaders, TransmittedHeaders: c.TransmittedHeaders,
+		Received: uint64(max(0, int64(c.Received))), Retransmitted: c.Retransmitted, ReceivedHeaders: c.ReceivedHeaders, TransmittedHeaders: c.TransmittedHeaders,
 	}
 	if c.TransmittedAll > c.Retransmitted {
 		counts.Transmitted = c.TransmittedAll - c.Retransmitted

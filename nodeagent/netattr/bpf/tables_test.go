@@ -74,3 +74,10 @@ func TestCountsTellRepeatsFromPayload(t *testing.T) {
 		}
 	}
 }
+
+func TestAKeyThatBeginsWithAFINHasReceivedNothing(t *testing.T) {
+	t.Parallel()
+	if got := countsOf(netattrCounts{Received: ^uint64(0), ReceivedHeaders: 66}); got != (traffic.Counts{ReceivedHeaders: 66}) {
+		t.Errorf("counts are %+v", got)
+	}
+}
