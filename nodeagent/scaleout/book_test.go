@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,7 +23,7 @@ import (
 // node is a Sampler whose samples the test makes.
 type node struct {
 	next    netattr.Snapshot
-	last    *netattr.Snapshot
+	last    atomic.Pointer[netattr.Snapshot]
 	changed chan struct{}
 	fast    int
 	flights map[uint32]bool
@@ -46,15 +47,15 @@ func (n *node) Sample() *netattr.Snapshot {
 	maps.Copy(s.Totals, n.next.Totals)
 	maps.Copy(s.Flights, n.next.Flights)
 	s.Shares = append([]netattr.Share(nil), n.next.Shares...)
-	n.last = &s
+	n.last.Store(&s)
 	select {
 	case n.changed <- struct{}{}:
 	default:
 	}
-	return n.last
+	return &s
 }
 
-func (n *node) Snapshot() *netattr.Snapshot          { return n.last }
+func (n *node) Snapshot() *netattr.Snapshot          { return n.last.Load() }
 func (n *node) Subscribe() (<-chan struct{}, func()) { return n.changed, func() {} }
 func (n *node) Fast() func()                         { n.fast++; return func() { n.fast-- } }
 func (n *node) BeginFlight(id uint32)                { n.flights[id] = true }
