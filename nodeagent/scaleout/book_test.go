@@ -290,7 +290,7 @@ func TestWhatOwnersThatWentHadMovedBeforeIsInNoRecord(t *testing.T) {
 		ended(End{})
 		want := []Share{
 			{Pod: "uid-agent", Container: "c1", Class: "weights", Locality: "off_node", Bytes: Bytes{Received: 900}},
-			{Class: "other", Locality: "off_node", Bytes: Bytes{Received: 12}},
+			{Unit: goneUnit, Class: "other", Locality: "off_node", Bytes: Bytes{Received: 12}},
 		}
 		if diff := cmp.Diff(want, b.List()[0].Shares); diff != "" {
 			t.Error(diff)

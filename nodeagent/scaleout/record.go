@@ -43,7 +43,8 @@ type Record struct {
 	// Connections are the bytes on the pull's own connections as the kernel counted
 	// them: with the heads of HTTP, and with TLS as it is on the wire.
 	Connections Bytes `json:"connections"`
-	// Shares are everybody's bytes, the most first; past 32 rows the rest is one
+	// Shares are everybody's bytes, the most first; those whose cgroup went before
+	// anybody looked have the unit "(gone)"; past 32 rows the rest is one
 	// for each class and locality, with the unit "(more)".
 	Shares []Share `json:"shares"`
 	// Devices are what the node's network devices counted, Unattributed what of it

@@ -115,7 +115,7 @@ func sharesBetween(base, now *netattr.Snapshot) []Share {
 	}
 	for at, rest := range nobodys {
 		if rest.Received > 0 || rest.Transmitted > 0 || rest.Retransmitted > 0 {
-			list = append(list, Share{Class: at.class.String(), Locality: at.locality.String(), Bytes: bytesOf(rest)})
+			list = append(list, Share{Unit: goneUnit, Class: at.class.String(), Locality: at.locality.String(), Bytes: bytesOf(rest)})
 		}
 	}
 	slices.SortFunc(list, func(a, b Share) int {
@@ -144,6 +144,9 @@ func shorten(list []Share) []Share {
 	}
 	return short
 }
+
+// goneUnit names the rows of those who are not known, as their cgroup is gone.
+const goneUnit = "(gone)"
 
 // moreUnit names the rows of those who have none of their own.
 const moreUnit = "(more)"
