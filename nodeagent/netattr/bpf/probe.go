@@ -179,7 +179,20 @@ func (p *Probe) program(spec *ebpf.CollectionSpec, name string) (*ebpf.Program, 
 	return program, nil
 }
 
+// attachSockets attaches the program twice. The kernel leaves out a run of a
+// program that would interrupt another run of it on the same processor: a packet
+// that ends one connection, say, while the program looks at another. Then the
+// other instance runs, and as takes are exact whoever takes, two harm nothing.
 func (p *Probe) attachSockets(spec *ebpf.CollectionSpec) error {
+	for _, instance := range []string{netattrProgSockSetState, netattrProgSockSetState + "_2"} {
+		if err := p.attachInstance(spec, instance); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Probe) attachInstance(spec *ebpf.CollectionSpec, instance string) error {
 	program, err := p.program(spec, netattrProgSockSetState)
 	if err != nil {
 		return err
@@ -189,7 +202,7 @@ func (p *Probe) attachSockets(spec *ebpf.CollectionSpec) error {
 		return err
 	}
 	p.links = append(p.links, l)
-	if err := p.keep(netattrProgSockSetState, l); err != nil {
+	if err := p.keep(instance, l); err != nil {
 		// It counts while this process is there.
 		at := slices.IndexFunc(p.sensors, func(sensor Sensor) bool { return sensor.Name == SensorPins })
 		p.sensors[at].On, p.sensors[at].Reason = false, explain(err).Error()

@@ -238,10 +238,10 @@ func TestUnpinEndsEveryProgram(t *testing.T) {
 		}
 		return n
 	}
-	// One of each layout sees connections on.
+	// Two instances of each layout see connections on.
 	eventually(t, func() error {
-		if n := left(); n != 2 {
-			return errors.New("programs that go on after Close are not two")
+		if n := left(); n != 4 {
+			return errors.New("programs that go on after Close are not four")
 		}
 		return nil
 	})

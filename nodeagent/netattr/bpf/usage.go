@@ -41,7 +41,8 @@ func (p *Probe) Usage() (Usage, error) {
 		if err != nil {
 			return Usage{}, fmt.Errorf("read usage of network programs: %w", explain(err))
 		}
-		usage.Programs[about.Name] = ProgramUsage{Runs: stats.RunCount, Time: stats.Runtime}
+		of := usage.Programs[about.Name] // it may be there more than once
+		usage.Programs[about.Name] = ProgramUsage{Runs: of.Runs + stats.RunCount, Time: of.Time + stats.Runtime}
 	}
 	for _, m := range []*ebpf.Map{p.maps.Socks, p.maps.Acct, p.maps.Ports, p.maps.Ranges, p.maps.Here, p.maps.Accepted, p.maps.Status} {
 		about, err := m.Info()
