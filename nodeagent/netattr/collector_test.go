@@ -101,7 +101,7 @@ func TestWithoutProgramsTheAgentGoesOnAndSaysWhy(t *testing.T) {
 		time.Sleep(retryEvery)
 		c.Sample()
 		time.Sleep(retryEvery)
-		if s = c.Sample(); s.Sight != SightFull || s.Class(traffic.KV, traffic.OffNode).Received != 5 {
+		if s = c.Sample(); s.Sight != SightPartial || strings.Contains(s.Reason, "BPF") || s.Class(traffic.KV, traffic.OffNode).Received != 5 {
 			t.Errorf("after two more tries: sight %s, reason %q, totals %v", s.Sight, s.Reason, s.Totals)
 		}
 		c.Close()
@@ -225,7 +225,7 @@ func TestASampleThatWasSlowIsForgotten(t *testing.T) {
 			t.Errorf("sight %s, reason %q", s.Sight, s.Reason)
 		}
 		close(hangs)
-		if s := c.Sample(); s.Sight != SightFull || s.Reason != "" {
+		if s := c.Sample(); s.Sight != SightPartial || !strings.HasPrefix(s.Reason, "cgroups: ") {
 			t.Errorf("once it ended: sight %s, reason %q", s.Sight, s.Reason)
 		}
 		last := c.Snapshot()
@@ -307,7 +307,8 @@ func TestTurnedOffItReadsDevicesAlone(t *testing.T) {
 func TestWithoutCgroupsBytesHaveAClassAndNoPod(t *testing.T) {
 	t.Parallel()
 	m := &memory{counts: kernel{{Cgroup: 7, Locality: traffic.OffNode, Class: traffic.KV}: received(5), {Cgroup: 7, Locality: traffic.OffNode}: received(3)}}
-	c := New(Options{Sys: t.TempDir(), Cgroups: filepath.Join(t.TempDir(), "nothing"), Source: func() (Source, error) { return m, nil }})
+	// Nor is a directory a root because it is there.
+	c := New(Options{Sys: t.TempDir(), Cgroups: t.TempDir(), Source: func() (Source, error) { return m, nil }})
 	defer c.Close()
 	s := c.Sample()
 	if s.Sight != SightPartial || !strings.Contains(s.Reason, "cgroups: ") {

@@ -114,6 +114,10 @@ func openTree(opts Options) (t *hierarchy, err error) {
 			return nil, err
 		}
 	}
+	// A scope that is no cgroup's id hides every socket.
+	if root, err = cgroups.Root(root); err != nil {
+		return nil, err
+	}
 	t = &hierarchy{Tree: cgroups.New(cgroups.Options{Root: root}), root: root}
 	if t.id, err = t.RootID(); err != nil {
 		return nil, err

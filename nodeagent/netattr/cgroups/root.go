@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -22,6 +23,20 @@ var ErrNotMounted = errors.New("cgroup2 is not mounted")
 // there is none.
 func FindRoot(sys string, mountinfo io.Reader) (dir string, err error) {
 	return findRoot(sys, mountinfo, isCgroup2)
+}
+
+// Root gives the directory that dir is, past links, whose inode is the root's id.
+// The error is ErrNotMounted where it is no directory of cgroup2: ids looked for
+// in it would be nobody's.
+func Root(dir string) (string, error) {
+	root, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return "", fmt.Errorf("find cgroup2: %w", err)
+	}
+	if info, err := os.Stat(root); err != nil || !info.IsDir() || !isCgroup2(root) {
+		return "", fmt.Errorf("find cgroup2: %w: %s is no directory of it", ErrNotMounted, dir)
+	}
+	return root, nil
 }
 
 func isCgroup2(dir string) bool {

@@ -3,6 +3,7 @@ package cgroups
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +51,20 @@ func TestWhereCgroup2IsNotMountedTheErrorSaysSo(t *testing.T) {
 	}
 }
 
+func TestWhatIsNoDirectoryOfCgroup2IsNoRoot(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Symlink(filepath.Join(dir, "gone"), link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, file, link, filepath.Join(dir, "nothing")} {
+		if root, err := Root(path); err == nil || !strings.Contains(err.Error(), dir) {
+			t.Errorf("%s: root %q, %v", path, root, err)
+		}
+	}
+}
+
 func TestTheCgroupsOfThisMachineAreRead(t *testing.T) {
 	t.Parallel()
 	mounts, err := os.Open("/proc/self/mountinfo")
@@ -71,5 +86,16 @@ func TestTheCgroupsOfThisMachineAreRead(t *testing.T) {
 	}
 	if path, ok := tree.Lookup(id); !ok || path != "/" {
 		t.Errorf("the root, id %d, is %q, %v", id, path, ok)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(root, link); err != nil {
+		t.Fatal(err)
+	}
+	past, err := Root(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other, err := New(Options{Root: past}).RootID(); err != nil || other != id {
+		t.Errorf("past a link the root is %d, %v; want %d", other, err, id)
 	}
 }
