@@ -55,6 +55,7 @@ func (p *Probe) openMaps(spec *ebpf.CollectionSpec) error {
 		if err := os.MkdirAll(p.pins, 0o700); err != nil {
 			return fmt.Errorf("make folder for pinned maps: %w", err)
 		}
+		p.kept = false
 		err = load()
 	}
 	if err != nil && p.pins != "" {
@@ -116,6 +117,12 @@ func (p *Probe) keep(name string, l link.Link) error {
 		return fmt.Errorf("pin %s: %w", name, err)
 	}
 	return nil
+}
+
+// pinned reports whether what was pinned is still there.
+func (p *Probe) pinned() bool {
+	_, err := os.Lstat(filepath.Join(p.pins, netattrMapAcct))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // errShared says that another agent has the pinned maps as well.

@@ -258,8 +258,16 @@ func (p *Probe) overflowSlots() error {
 	return nil
 }
 
-// Sensors tells what works, the most important first.
-func (p *Probe) Sensors() []Sensor { return slices.Clone(p.sensors) }
+// Sensors tells what works now, the most important first.
+func (p *Probe) Sensors() []Sensor {
+	sensors := slices.Clone(p.sensors)
+	for i := range sensors {
+		if s := &sensors[i]; s.Name == SensorPins && s.On && !p.pinned() {
+			s.On, s.Reason = false, p.pins+" was removed or unmounted while the agent ran: counts end with it; start it again to pin them anew"
+		}
+	}
+	return sensors
+}
 
 // Kept reports whether the counts are those of pins that were there before.
 func (p *Probe) Kept() bool { return p.kept && p.pins != "" }

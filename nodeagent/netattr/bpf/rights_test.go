@@ -172,6 +172,26 @@ func TestPinsThatCannotBeMadeAreOffAndTheRestIsOn(t *testing.T) {
 	}
 }
 
+func TestPinsThatAreRemovedMeanwhileAreToldToBeOff(t *testing.T) {
+	t.Parallel()
+	pins := pinned(t)
+	p := opened(t, Options{Pins: pins})
+	if err := Unpin(pins); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Walk(nil); err != nil || !p.On(SensorWalk) {
+		t.Errorf("the walk ended with the pins: %v", err)
+	}
+	for _, sensor := range p.Sensors() {
+		if on := sensor.Name != SensorPins && sensor.Name != SensorDatagrams; sensor.On != on {
+			t.Errorf("%s: on %v, reason %q", sensor.Name, sensor.On, sensor.Reason)
+		}
+		if sensor.Name == SensorPins && !strings.Contains(sensor.Reason, pins) {
+			t.Errorf("reason %q", sensor.Reason)
+		}
+	}
+}
+
 func TestAnAgentWithProcessIDsOfItsOwnSaysThatItMissesOlderConnections(t *testing.T) {
 	agent := mover.StartIn(t, netns.New(t), netns.NewCgroup(t), unix.CLONE_NEWPID)
 	agent.Do("Agent.Open", Wish{}, new(mover.Nothing))
