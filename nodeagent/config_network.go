@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"net/url"
 	"path"
@@ -65,6 +66,8 @@ func (n Network) validate(v *configfile.Problems) {
 	v.Check(filepath.IsAbs(n.Sys), "network.sys", "is %q, want an absolute path such as /sys", n.Sys)
 	v.Check(n.Cgroups == "" || filepath.IsAbs(n.Cgroups), "network.cgroups", "is %q, want an absolute path such as /sys/fs/cgroup", n.Cgroups)
 	v.Check(n.Pins == "" || filepath.IsAbs(n.Pins), "network.pins", "is %q, want an absolute path below a BPF file system, such as /sys/fs/bpf/hearth, or none", n.Pins)
+	// Past this a socket without a mark would have one.
+	v.Check(n.Mark <= math.MaxUint32-uint32(traffic.Other), "network.mark", "is %d, want at most %d", n.Mark, math.MaxUint32-uint32(traffic.Other))
 	class := func(field, text string) {
 		_, err := traffic.ParseClass(text)
 		v.Check(err == nil, field, "is %q, want weights, kv, serving, image or other", text)

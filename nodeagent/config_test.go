@@ -115,7 +115,8 @@ func TestValidateNamesTheFieldAndWhatWouldBeRight(t *testing.T) {
 		"an empty served name": {func(c *nodeagent.Config) {
 			c.Endpoints = []nodeagent.Endpoint{{Name: "e", URL: "http://h:1", Engine: "sim", Pool: "p", Models: []string{""}}}
 		}, "endpoints[0].models"},
-		"a relative state dir": {func(c *nodeagent.Config) { c.Health.StateDir = "h" }, "health.stateDir"},
+		"a mark that no mark has": {func(c *nodeagent.Config) { c.Network.Mark = 1<<32 - 5 }, "network.mark: is 4294967291, want at most 4294967290"},
+		"a relative state dir":    {func(c *nodeagent.Config) { c.Health.StateDir = "h" }, "health.stateDir"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
