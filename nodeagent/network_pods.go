@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr"
 	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
@@ -31,12 +32,14 @@ type podKind struct {
 // the first look. The zero value is ready.
 type podSeries struct {
 	mu    sync.Mutex
+	at    time.Time                     // of the sample at the last look
 	last  map[string]map[podKind]uint64 // what each pod had moved at the last look
 	own   map[string]map[podKind]uint64 // since it has series of its own
 	other map[podKind]uint64
 }
 
-// look takes in a sample and gives the series, by pod_uid.
+// look takes in a sample and gives the series, by pod_uid. A sample from before
+// that of the last look, as two looks at a time may have it, changes nothing.
 func (p *podSeries) look(s *netattr.Snapshot) map[string]map[podKind]uint64 {
 	now := map[string]map[podKind]uint64{}
 	for _, share := range s.Shares {
@@ -56,6 +59,22 @@ func (p *podSeries) look(s *netattr.Snapshot) map[string]map[podKind]uint64 {
 	if p.own == nil {
 		p.own, p.other = map[string]map[podKind]uint64{}, map[podKind]uint64{}
 	}
+	if !s.At.Before(p.at) {
+		p.take(now)
+		p.at, p.last = s.At, now
+	}
+	series := make(map[string]map[podKind]uint64, len(p.own)+1)
+	for uid, of := range p.own {
+		series[uid] = copied(of)
+	}
+	if len(p.other) > 0 {
+		series[podOther] = copied(p.other)
+	}
+	return series
+}
+
+// take adds what pods have moved since the last look.
+func (p *podSeries) take(now map[string]map[podKind]uint64) {
 	for uid := range p.own {
 		if now[uid] == nil {
 			delete(p.own, uid)
@@ -73,15 +92,6 @@ func (p *podSeries) look(s *netattr.Snapshot) map[string]map[podKind]uint64 {
 			}
 		}
 	}
-	p.last = now
-	series := make(map[string]map[podKind]uint64, len(p.own)+1)
-	for uid, of := range p.own {
-		series[uid] = copied(of)
-	}
-	if len(p.other) > 0 {
-		series[podOther] = copied(p.other)
-	}
-	return series
 }
 
 func copied(of map[podKind]uint64) map[podKind]uint64 {

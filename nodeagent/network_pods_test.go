@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr"
 	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
@@ -91,5 +92,18 @@ func TestBytesThatAPodMovedInTheLimitedViewNeverFall(t *testing.T) {
 	series := p.look(moved(map[string]uint64{"a": 1 << 20})) // its share was begun anew
 	if got := series["a"][podKind{traffic.Other, traffic.Receive}]; got != 100<<20 {
 		t.Errorf("%d bytes, want those of before", got)
+	}
+}
+
+func TestAnOlderSampleCountsNothingAgain(t *testing.T) {
+	t.Parallel()
+	var p podSeries
+	first, second := moved(map[string]uint64{"a": 32 << 20}), moved(map[string]uint64{"a": 48 << 20})
+	first.At, second.At = time.Unix(1, 0), time.Unix(2, 0)
+	for _, s := range []*netattr.Snapshot{first, second, first, second} {
+		p.look(s)
+	}
+	if got := sumOf(p.look(second)); got != 48<<20 {
+		t.Errorf("series have %d bytes, want %d", got, 48<<20)
 	}
 }
