@@ -313,6 +313,7 @@ func TestTheAdminListenerServesMetricsProbesAndConfiguration(t *testing.T) {
 	for path, want := range map[string]string{
 		"/healthz": "ok", "/readyz": "ready", "/debug/config": "node: node-a", "/debug/pprof/": "goroutine",
 		"/metrics": `hearth_endpoint_requests{endpoint="e0",state="running"} 3`, "/v1/endpoints": `"reachable":true`, "/v1/leases": `{"leases":[]}`,
+		"/v1/network": `"totals":[],"owners":[],`,
 	} {
 		if status, body := get(t, base+path); status != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s gave %d, want %q in:\n%.2000s", path, status, want, body)

@@ -91,6 +91,7 @@ func (a *Agent) networkOf() admin.Network {
 		Unattributed: admin.NetBytes{
 			Received: s.Unattributed[traffic.Receive], Transmitted: s.Unattributed[traffic.Transmit],
 		},
+		Totals: []admin.NetTotal{}, Owners: []admin.NetOwner{},
 		Live: admin.NetLive{Connections: s.Live.Connections, P50: s.Live.RTT.Quantile(0.5).Seconds(), P90: s.Live.RTT.Quantile(0.9).Seconds()},
 	}
 	for _, sensor := range s.Sensors {
