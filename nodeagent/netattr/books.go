@@ -93,6 +93,7 @@ type books struct {
 	counted  bool // counts were read
 	accounts map[bpf.Key]*account
 	groups   map[uint64]*group
+	decided  map[uint64]traffic.Class // by cgroup, as the kernel keeps them
 	totals   map[Kind]traffic.Counts
 	shares   map[shareKey]*share
 	flights  map[uint32]traffic.Counts
@@ -106,7 +107,7 @@ type books struct {
 
 func newBooks(rules []Rule) *books {
 	return &books{
-		rules: rules, accounts: map[bpf.Key]*account{}, groups: map[uint64]*group{}, totals: map[Kind]traffic.Counts{},
+		rules: rules, accounts: map[bpf.Key]*account{}, decided: map[uint64]traffic.Class{}, groups: map[uint64]*group{}, totals: map[Kind]traffic.Counts{},
 		shares: map[shareKey]*share{}, flights: map[uint32]traffic.Counts{}, active: map[uint32]bool{}, over: map[uint32]time.Time{}, foreign: map[uint32]time.Time{},
 	}
 }
@@ -123,7 +124,7 @@ func (b *books) restart() { clear(b.accounts) }
 
 // close takes a reading in and gives what is known after it. source folds what
 // is done with; nil folds nothing.
-func (b *books) close(r reading, source folder) *Snapshot {
+func (b *books) close(r reading, source keeper) *Snapshot {
 	if b.started.IsZero() {
 		b.started = r.at
 	}
@@ -133,6 +134,9 @@ func (b *books) close(r reading, source folder) *Snapshot {
 	b.foldedElsewhere(r)
 	for key, now := range r.counts {
 		b.take(key, now, r)
+	}
+	if r.counts != nil && source != nil {
+		b.decide(r, source)
 	}
 	b.counted = b.counted || r.counts != nil
 	snapshot := &Snapshot{At: r.at, Status: r.status, Sensors: b.sensors(r), Started: b.started, Walked: r.walked, Pods: r.pods}
@@ -262,13 +266,6 @@ func ownerOf(g *group) Owner {
 	return Owner{PodUID: g.owner.PodUID, Container: g.owner.Container, Unit: g.owner.Unit}
 }
 
-func (b *books) class(key bpf.Key, g *group, pods map[string]Pod) traffic.Class {
-	if key.Class != traffic.ByCgroup {
-		return key.Class
-	}
-	return classOf(b.rules, g.path, g.owner, pods[g.owner.PodUID])
-}
-
 // live is how the connections of class serving fared. Those within the node are
 // told where no other carried anything.
 func (b *books) live(r reading) Live {
@@ -276,7 +273,7 @@ func (b *books) live(r reading) Live {
 	for _, row := range r.rows {
 		class := row.Class
 		if class == traffic.ByCgroup {
-			class = b.class(bpf.Key{}, b.group(row.Cgroup, r.at), r.pods)
+			class = b.class(bpf.Key{Cgroup: row.Cgroup}, b.group(row.Cgroup, r.at), r.pods)
 		}
 		if class != traffic.Serving {
 			continue
@@ -318,13 +315,16 @@ func (b *books) noPodsFound(pods map[string]Pod) bool {
 	return len(b.accounts) > 0
 }
 
-// folder takes keys out of the kernel.
-type folder interface {
+// keeper is the kernel's counts, which outlive the books.
+type keeper interface {
+	// Fold takes a key out of them.
 	Fold(key, into bpf.Key) error
+	// Decide keeps the class of a cgroup with them.
+	Decide(cgroup uint64, class traffic.Class) error
 }
 
 // fold moves the counts of what is over to keys that stay.
-func (b *books) fold(r reading, source folder) {
+func (b *books) fold(r reading, source keeper) {
 	folded := 0
 	for key, a := range b.accounts {
 		if folded >= foldsAtOnce {

@@ -40,6 +40,9 @@ func (k kernel) Fold(key, into bpf.Key) error {
 	return nil
 }
 
+// Decide keeps nothing.
+func (k kernel) Decide(uint64, traffic.Class) error { return nil }
+
 func (k kernel) copy() map[bpf.Key]traffic.Counts {
 	to := map[bpf.Key]traffic.Counts{}
 	maps.Copy(to, k)

@@ -54,6 +54,9 @@ type Source interface {
 	Walk(each func(bpf.Row)) error
 	Counts() (map[bpf.Key]traffic.Counts, error)
 	Fold(key, into bpf.Key) error
+	// Decided are the classes by cgroup that Decide keeps with the counts.
+	Decided() (map[uint64]traffic.Class, error)
+	Decide(cgroup uint64, class traffic.Class) error
 	Tag(fd uintptr, class traffic.Class, flight uint32) error
 	SetPorts(classes map[uint16]traffic.Class) error
 	SetRanges(classes map[netip.Prefix]traffic.Class) error

@@ -57,7 +57,9 @@ func (m *memory) Sensors() []bpf.Sensor {
 	return []bpf.Sensor{{Name: bpf.SensorSockets, On: true, Wanted: true}, {Name: bpf.SensorWalk, On: true, Wanted: true}}
 }
 
-func (m *memory) Kept() bool { return false }
+func (m *memory) Kept() bool                                 { return false }
+func (m *memory) Decided() (map[uint64]traffic.Class, error) { return map[uint64]traffic.Class{}, nil }
+func (m *memory) Decide(uint64, traffic.Class) error         { return nil }
 
 func (m *memory) Close() error {
 	m.mu.Lock()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hearth-dev/hearth/nodeagent/netattr/bpf"
 	"github.com/hearth-dev/hearth/nodeagent/netattr/cgroups"
+	"github.com/hearth-dev/hearth/nodeagent/netattr/traffic"
 )
 
 // errOff says that nobody wants programs in the kernel.
@@ -59,6 +60,12 @@ func (c *Collector) open() {
 			_ = source.Close()
 		}
 	}
+	var decided map[uint64]traffic.Class
+	if err == nil && source.Kept() {
+		if decided, err = source.Decided(); err != nil {
+			_ = source.Close()
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
@@ -72,6 +79,9 @@ func (c *Collector) open() {
 	}
 	if !source.Kept() {
 		c.books.restart()
+	}
+	if c.books.decided = decided; decided == nil {
+		c.books.decided = map[uint64]traffic.Class{}
 	}
 	c.source, c.failed = source, ""
 	for _, sensor := range source.Sensors() {

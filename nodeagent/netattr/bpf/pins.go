@@ -55,7 +55,6 @@ func (p *Probe) openMaps(spec *ebpf.CollectionSpec) error {
 		if err := os.MkdirAll(p.pins, 0o700); err != nil {
 			return fmt.Errorf("make folder for pinned maps: %w", err)
 		}
-		p.kept = false
 		err = load()
 	}
 	if err != nil && p.pins != "" {
@@ -68,7 +67,7 @@ func (p *Probe) openMaps(spec *ebpf.CollectionSpec) error {
 		return err
 	}
 	p.sensors = append(p.sensors, sensor)
-	return nil
+	return p.openDecided()
 }
 
 // preparePins makes the folder of this layout and scope.

@@ -65,9 +65,10 @@ type Probe struct {
 	log     *slog.Logger
 	btf     *btf.Cache
 	maps    netattrMaps
-	pins    string   // folder of this layout and scope; empty: nothing is pinned
-	kept    bool     // the maps were there before
-	owned   *os.File // lock of pins; nil while another process may have it
+	decided *ebpf.Map // classes that readers decided, by cgroup
+	pins    string    // folder of this layout and scope; empty: nothing is pinned
+	kept    bool      // the maps were there before
+	owned   *os.File  // lock of pins; nil while another process may have it
 	sensors []Sensor
 
 	progs  []*ebpf.Program
@@ -307,6 +308,10 @@ func (p *Probe) release() error {
 	if p.maps.Acct != nil {
 		errs = append(errs, p.maps.Close())
 		p.maps = netattrMaps{}
+	}
+	if p.decided != nil {
+		errs = append(errs, p.decided.Close())
+		p.decided = nil
 	}
 	return errors.Join(errs...)
 }
