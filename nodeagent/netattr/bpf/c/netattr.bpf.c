@@ -215,8 +215,8 @@ INLINE __u64 cgroup_of(struct sock *sk)
 	id = g->kn->id;
 	if (!scope || id == scope)
 		return id;
-#pragma unroll
-	for (int depth = 0; depth < 12; depth++) {
+	/* As deep as user space looks for a cgroup's path. */
+	for (int depth = 0; depth < 64; depth++) {
 		css = g->self.parent;
 		if (!css)
 			return 0;
