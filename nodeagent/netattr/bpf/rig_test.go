@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -90,7 +91,8 @@ func exactly(t *testing.T, p *Probe, of func(Key) bool, want mover.Counts) traff
 	eventually(t, func() error {
 		got = sum(walked(t, p, of))
 		if payload(got) != want {
-			return fmt.Errorf("counted %+v, want %+v", payload(got), want)
+			status, err := p.Status()
+			return errors.Join(fmt.Errorf("counted %+v, want %+v, status %+v", payload(got), want, status), err)
 		}
 		return nil
 	})

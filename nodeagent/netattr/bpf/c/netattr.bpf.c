@@ -363,9 +363,10 @@ INLINE struct counts *slot(struct key *key)
 INLINE __u64 sent_once(struct sock *sk, struct sock_state *st, struct tcp_sock *tp)
 {
 	__u64 about = tp->bytes_sent - tp->bytes_retrans;
-	__u32 next = tp->snd_nxt, end = next - st->first;
+	__u32 next = *(volatile __u32 *)&tp->snd_nxt, end = next - st->first;
 
-	/* A FIN has a number of its own, the last. */
+	/* A FIN has a number of its own, the last. The state is ahead of it; whoever
+	 * finds it gone was overtaken by the last take. */
 	switch (sk->__sk_common.skc_state) {
 	case FIN_WAIT1:
 	case FIN_WAIT2:
@@ -374,6 +375,9 @@ INLINE __u64 sent_once(struct sock *sk, struct sock_state *st, struct tcp_sock *
 	case CLOSING:
 		if (next == tp->write_seq)
 			end--;
+		break;
+	case CLOSED:
+		return st->sent;
 	}
 	return about + (long long)(int)(end - (__u32)about);
 }
