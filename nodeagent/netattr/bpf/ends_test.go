@@ -101,7 +101,7 @@ func TestManyConnectionsAreWalkedAndCountedToTheByte(t *testing.T) {
 	client, server := two(t)
 	p := opened(t, Options{})
 	const pairs = 4
-	each := shorter(5000, 500)
+	each := shorter(12_500, 500) // 100,000 sockets
 	type pair struct {
 		ours, theirs netns.Cgroup
 		serve, call  *mover.Process
