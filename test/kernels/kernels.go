@@ -57,6 +57,8 @@ type Kernel struct {
 	Package string
 	// Support is what is expected.
 	Support Support
+	// Boot has further parameters of the kernel.
+	Boot string
 	// MayLack says why the suite passes where the package cannot be had; empty
 	// where it then fails.
 	MayLack string
@@ -86,6 +88,11 @@ var Table = []Kernel{
 	{
 		Name: "6.12", From: "debian:trixie,debian-security:trixie-security",
 		Package: `linux-image-6\.12\.[0-9.]+\+deb13-cloud-amd64`, Support: Full,
+	},
+	{
+		// The strictest that a kernel can be: it lets no program read its memory.
+		Name: "6.12-locked", From: "debian:trixie,debian-security:trixie-security",
+		Package: `linux-image-6\.12\.[0-9.]+\+deb13-cloud-amd64`, Support: Full, Boot: "lockdown=confidentiality",
 	},
 	{
 		Name: "sid", From: "debian:sid",

@@ -172,7 +172,7 @@ func run(t *testing.T, kernel Kernel, dir, qemu, out string, init []byte, progra
 	if err := errors.Join(os.RemoveAll(out), os.MkdirAll(out, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	machine := Machine{QEMU: qemu, Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(t.TempDir(), "initramfs"), Out: out}
+	machine := Machine{QEMU: qemu, Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(t.TempDir(), "initramfs"), Out: out, Parameters: kernel.Boot}
 	if err := pack(machine.Initramfs, kernel, filepath.Join(dir, "modules"), init, programs); err != nil {
 		t.Fatal(err)
 	}

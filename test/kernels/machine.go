@@ -20,6 +20,8 @@ type Machine struct {
 	Kernel    string // file
 	Initramfs string // file
 	Out       string // folder for console.log, SUITE.log and SUITE/, the files that tests left
+	// Parameters are further ones of the kernel.
+	Parameters string
 }
 
 // ConsoleName is the file in Out with all that the kernel and process 1 say,
@@ -37,7 +39,7 @@ func (m Machine) arguments() []string {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-serial", "file:" + filepath.Join(m.Out, ConsoleName), "-serial", "stdio",
 		"-kernel", m.Kernel, "-initrd", m.Initramfs,
-		"-append", "console=ttyS0 panic=-1 oops=panic rdinit=/init mitigations=off random.trust_cpu=on tsc=reliable",
+		"-append", "console=ttyS0 panic=-1 oops=panic rdinit=/init mitigations=off random.trust_cpu=on tsc=reliable " + m.Parameters,
 	}
 }
 
