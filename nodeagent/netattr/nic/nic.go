@@ -52,10 +52,7 @@ type Device struct {
 	Name    string
 	Index   int    // number in its network namespace, of which the kernel uses none twice in a row; 0 is unknown
 	Address string // hardware address
-	// SpeedMbit is the link's speed in Mbit/s, 0 where it is not known, as with
-	// most virtual machines.
-	SpeedMbit int64
-	State     string // RFC 2863: up, down, unknown ...; empty where it is not told
+	State   string // RFC 2863: up, down, unknown ...; empty where it is not told
 	// InfiniBand is set for IP over InfiniBand, whose bytes the RDMA port below
 	// counts as well.
 	InfiniBand bool
@@ -134,11 +131,6 @@ func (r Reader) device(name string) (device Device, ok bool) {
 	d := Device{
 		Name: name, Index: int(index), Address: text(filepath.Join(at, "address")), State: text(filepath.Join(at, "operstate")),
 		InfiniBand: kind == typeInfiniBand, Counters: Counters{},
-	}
-	// Where it is not known the file has -1, on older kernels the same without a
-	// sign, or cannot be read.
-	if speed, ok := number(filepath.Join(at, "speed")); ok && speed < 1<<31 {
-		d.SpeedMbit = int64(speed)
 	}
 	for _, c := range netCounters {
 		d.Counters.read(c, 1, filepath.Join(at, "statistics", string(c)))

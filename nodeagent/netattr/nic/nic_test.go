@@ -65,7 +65,7 @@ func TestEachByteOfAServerIsCountedOnce(t *testing.T) {
 	}
 	want := []Device{
 		{
-			Name: "eno1", Index: 2, Address: "02:00:00:00:00:02", SpeedMbit: 25_000, State: "up",
+			Name: "eno1", Index: 2, Address: "02:00:00:00:00:02", State: "up",
 			Counters: Counters{
 				ReceivedBytes: 1000, TransmittedBytes: 2000, ReceivedPackets: 20, TransmittedPackets: 21,
 				ReceiveDrops: 22, TransmitDrops: 23, ReceiveMissed: 24,
