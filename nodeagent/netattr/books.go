@@ -291,13 +291,18 @@ func (b *books) live(r reading) Live {
 	return near
 }
 
-// sensors adds to those of the source the way from cgroups to pods.
+// sensors adds to those of the source the way from cgroups to pods, and what all
+// is held against.
 func (b *books) sensors(r reading) []bpf.Sensor {
 	sensor := bpf.Sensor{Name: "cgroups", On: b.tree != nil, Wanted: len(r.sensors) > 0 && r.sensors[0].Wanted, Reason: b.blind}
 	if sensor.On && b.noPodsFound(r.pods) {
 		sensor.On, sensor.Reason = false, "no cgroup of a pod has moved a byte though there are pods: the kubelet may keep them in cgroup v1, whose sockets cannot be told apart"
 	}
-	return append(r.sensors, sensor)
+	devices := bpf.Sensor{Name: "devices", On: len(r.devices.Net) > 0, Wanted: true}
+	if !devices.On {
+		devices.Reason = "no network device is found, so nothing tells what has no owner: see network.sys and network.devices"
+	}
+	return append(r.sensors, sensor, devices)
 }
 
 // noPodsFound reports whether everything that moved is in the root: what is then

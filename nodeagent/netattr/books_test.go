@@ -3,6 +3,7 @@ package netattr
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -475,6 +476,20 @@ func TestLiveLatencyIsThatOfServingConnectionsOffTheNodeIfThereAreAny(t *testing
 	live = b.close(r, nil).Live
 	if got := live.RTT.Quantile(0.5); live.Connections != 1 || got < 19*time.Millisecond || got > 21*time.Millisecond || live.Retransmitted != 9 {
 		t.Errorf("%d connections at %v with %d bytes repeated, want 1 at 20ms with 9", live.Connections, got, live.Retransmitted)
+	}
+}
+
+func TestANodeWithoutDevicesIsSaidToBeOne(t *testing.T) {
+	t.Parallel()
+	d, b := newDay(), newBooks(nil)
+	b.tree = cgroupsOf{10: podPath(uidA)}
+	r := d.read(kernel{})
+	if s := b.close(r, nil); s.Sight != SightPartial || !strings.Contains(s.Reason, "devices: no network device") {
+		t.Errorf("sight is %s, reason %q", s.Sight, s.Reason)
+	}
+	r.devices = device(1, 1)
+	if s := b.close(r, nil); s.Sight != SightFull {
+		t.Errorf("with a device the sight is %s, reason %q", s.Sight, s.Reason)
 	}
 }
 
