@@ -103,6 +103,8 @@ Ask twice, then explain again: it shows the warm tokens, and where they are.
 Look, break a GPU and mend it:
   %[7]s status
   %[7]s models list
+  %[7]s network
+  %[7]s scaleouts --last
   %[7]s inject xid 79 --device %[5]s --node %[6]s
   %[7]s inject clear --device %[5]s --node %[6]s
 

@@ -110,7 +110,7 @@ func forbidden(needs []capability, read func(path string) string) string {
 	}
 	switch {
 	case len(missing) > 0:
-		return "the agent lacks the capabilities " + strings.Join(missing, " and ") + ": add them to its container's securityContext"
+		return "the agent lacks the capabilities " + strings.Join(missing, " and ") + ": add them to its container's securityContext, or its unit's AmbientCapabilities"
 	case strings.Contains(read("/sys/kernel/security/lockdown"), "[confidentiality]"):
 		return "the kernel is locked down (lockdown=confidentiality)"
 	case strings.Contains(read("/sys/kernel/security/lockdown"), "[integrity]"):
