@@ -154,6 +154,9 @@ func (a *app) oneScaleOut(ctx context.Context, id, svg string) error {
 	if err := a.showScaleOut(&record, time.Now()); err != nil {
 		return err
 	}
+	if !ownersSeen(&record) {
+		return failure
+	}
 	drawn := plot.Text(&record, plot.TextOptions{Width: terminal.Width(a.Out), ASCII: !terminal.UTF8(a.Out), Colour: terminal.Colour(a.Out)})
 	if drawn != "" {
 		fmt.Fprintf(a.Out, "\n%s", drawn)

@@ -53,12 +53,12 @@ func (a *app) showScaleOut(r *scaleout.Record, now time.Time) error {
 		{"took", took(r, now)},
 		{"size", fmt.Sprintf("%s, of which %s were missing", units.Bytes(r.SizeBytes).Human(), units.Bytes(r.MissingBytes).Human())},
 		{"fetched", strings.TrimSuffix(units.Bytes(r.Fetched()).Human()+", "+rate(r, now), ", ")},
-		{"connections", bothWays(r.Connections) + ", repeated " + units.Bytes(r.Connections.Retransmitted).Human()},
-		{"live p90", liveDetail(r)},
+		{"connections", orUnseen(ownersSeen(r), bothWays(r.Connections)+", repeated "+units.Bytes(r.Connections.Retransmitted).Human())},
+		{"live p90", orUnseen(ownersSeen(r), liveDetail(r))},
 		{"paced", paced(r)},
 		{"overlap", cmp.Or(strings.Join(r.Overlap, " "), "none")},
-		{"devices", bothWays(r.Devices)},
-		{unowned, bothWays(r.Unattributed) + " (" + cmp.Or(unattributedShare(r), "-") + " of devices)"},
+		{"devices", orUnseen(r.Visible != "none", bothWays(r.Devices))},
+		{unowned, orUnseen(r.Visible != "none", bothWays(r.Unattributed)+" ("+cmp.Or(unattributedShare(r), "-")+" of devices)")},
 		{"seen", cmp.Or(r.Visible, "unknown")},
 		{"not seen", r.Unseen},
 	} {
@@ -76,8 +76,22 @@ func (a *app) showScaleOut(r *scaleout.Record, now time.Time) error {
 			return err
 		}
 	}
+	if !ownersSeen(r) {
+		return nil
+	}
 	fmt.Fprintln(a.Out)
 	return terminal.Table(a.Out, []string{"WHO", "CLASS", "LOCALITY", "RECEIVED", "SHARE", "TRANSMITTED", "SHARE", "REPEATS"}, shareRows(r))
+}
+
+// ownersSeen reports whether the node saw whose bytes passed; else what a record
+// has of owners is not known, and not 0.
+func ownersSeen(r *scaleout.Record) bool { return r.Visible != "none" && r.Visible != "devices" }
+
+func orUnseen(seen bool, text string) string {
+	if !seen {
+		return "not seen"
+	}
+	return text
 }
 
 // shareRows are what everybody moved, then what nobody owns, then the sum, of

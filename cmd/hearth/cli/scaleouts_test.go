@@ -247,3 +247,20 @@ func TestTheSightOfANetworkIsOneLine(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatANodeDidNotSeeIsNotShownAsNothing(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	a := &app{Streams: terminal.Streams{Out: &out, Err: &out}}
+	if err := a.showScaleOut(&scaleout.Record{ID: "x", Visible: "devices", Unseen: "sockets: no BTF", Sources: []scaleout.Source{{Name: "hub", Kind: scaleout.KindOrigin, Bytes: 1 << 20}}}, fixedNow); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"connections  not seen", "live p90     not seen", "devices      received 0 B", "not seen     sockets: no BTF"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("lacks %q:\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "WHO") {
+		t.Errorf("has a table of owners that were not seen:\n%s", &out)
+	}
+}
