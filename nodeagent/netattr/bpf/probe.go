@@ -71,10 +71,12 @@ type Probe struct {
 	owned   *os.File  // lock of pins; nil while another process may have it
 	sensors []Sensor
 
-	progs  []*ebpf.Program
-	links  []link.Link
-	walker *link.Iter
-	seeder *link.Iter
+	progs []*ebpf.Program
+	// instances are those of progs that see connections begin and end.
+	instances []*ebpf.Program
+	links     []link.Link
+	walker    *link.Iter
+	seeder    *link.Iter
 
 	walking sync.Mutex   // one walk at a time: rows of two would share what passed
 	life    sync.RWMutex // held to read by whoever uses what Close takes away
@@ -202,7 +204,7 @@ func (p *Probe) attachInstance(spec *ebpf.CollectionSpec, instance string) error
 	if err != nil {
 		return err
 	}
-	p.links = append(p.links, l)
+	p.links, p.instances = append(p.links, l), append(p.instances, program)
 	if err := p.keep(instance, l); err != nil {
 		// It counts while this process is there.
 		at := slices.IndexFunc(p.sensors, func(sensor Sensor) bool { return sensor.Name == SensorPins })
@@ -304,7 +306,7 @@ func (p *Probe) release() error {
 	if p.owned != nil {
 		errs = append(errs, p.owned.Close())
 	}
-	p.walker, p.seeder, p.links, p.progs, p.owned = nil, nil, nil, nil, nil
+	p.walker, p.seeder, p.links, p.progs, p.instances, p.owned = nil, nil, nil, nil, nil, nil
 	if p.maps.Acct != nil {
 		errs = append(errs, p.maps.Close())
 		p.maps = netattrMaps{}

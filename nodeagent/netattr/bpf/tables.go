@@ -270,6 +270,10 @@ type Status struct {
 	Untracked uint64 // connections for which there was no memory
 	KeyLost   uint64 // takes whose key had no room, counted without cgroup and flight
 	Seeded    uint64 // connections that were there before
+	// Missed bounds the begins and ends of connections that neither instance of
+	// the program saw since they were attached, as the kernel left both out. It is 0
+	// where tracepoints cannot be preempted, as up to Linux 6.18.
+	Missed uint64
 }
 
 // Status reads the counters of the programs.
@@ -285,5 +289,15 @@ func (p *Probe) Status() (Status, error) {
 			return Status{}, fmt.Errorf("read status of network programs: %w", explain(err))
 		}
 	}
-	return Status{Seen: values[0], Untracked: values[1], KeyLost: values[2], Seeded: values[3]}, nil
+	status := Status{Seen: values[0], Untracked: values[1], KeyLost: values[2], Seeded: values[3]}
+	for i, instance := range p.instances {
+		stats, err := instance.Stats()
+		if err != nil {
+			return Status{}, fmt.Errorf("read status of network programs: %w", explain(err))
+		}
+		if i == 0 || stats.RecursionMisses < status.Missed {
+			status.Missed = stats.RecursionMisses
+		}
+	}
+	return status, nil
 }
