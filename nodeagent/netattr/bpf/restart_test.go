@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -45,6 +46,7 @@ type busy struct {
 	address      string
 	stop         chan struct{}
 	rounds       chan int
+	missed       uint64 // by probes that are closed, and at the end by all
 }
 
 func startBusy(t *testing.T) *busy {
@@ -92,9 +94,39 @@ func (b *busy) end(p *Probe) {
 	b.serve.Ended(8 + 10*rounds)
 	called, churned := b.call.Totals(), b.churn.Totals()
 	want := mover.Counts{Sent: called.Sent + churned.Sent, Received: called.Received + churned.Received}
-	exactly(b.t, p, in(b.ours), want)
-	exactly(b.t, p, in(b.theirs), b.serve.Totals())
+	b.missedOf(p)
+	b.exactly(p, b.ours, want)
+	b.exactly(p, b.theirs, b.serve.Totals())
 	b.t.Logf("%d connections came and went, %d bytes were sent and %d received", 10*rounds, want.Sent, want.Received)
+}
+
+// missedOf notes what a probe has missed before it is closed.
+func (b *busy) missedOf(p *Probe) {
+	b.t.Helper()
+	status, err := p.Status()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.missed += status.Missed
+}
+
+// exactly holds counts to the books; where the kernel left runs of the program
+// out, they may lack as many short connections.
+func (b *busy) exactly(p *Probe, of netns.Cgroup, want mover.Counts) {
+	b.t.Helper()
+	if b.missed == 0 {
+		exactly(b.t, p, in(of), want)
+		return
+	}
+	b.t.Logf("at most %d begins and ends were missed", b.missed)
+	const most = 6000 // bytes of a short connection, either way
+	eventually(b.t, func() error {
+		got := payload(sum(walked(b.t, p, in(of))))
+		if got.Sent > want.Sent || got.Received > want.Received || want.Sent-got.Sent > b.missed*most || want.Received-got.Received > b.missed*most {
+			return fmt.Errorf("counted %+v, want %+v but for %d connections", got, want, b.missed)
+		}
+		return nil
+	})
 }
 
 // some is a while of traffic, in bytes.
@@ -122,6 +154,7 @@ func TestCountsGoOnWhileAProbeRestarts(t *testing.T) {
 		if err := first.Walk(nil); err != nil {
 			t.Fatal(err)
 		}
+		b.missedOf(first)
 		if err := first.Close(); err != nil {
 			t.Fatal(err)
 		}
