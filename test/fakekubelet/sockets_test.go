@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/hearth-dev/hearth/dradriver"
 )
 
@@ -59,6 +62,11 @@ func TestTheSocketsComeBackWhateverIsRemoved(t *testing.T) {
 				until(t, "the driver to see that it is not registered", func() bool { ok, why := r.Registered(); return !ok && why != "" })
 				r.again(t, m)
 			}
+			// A kubelet that finds no socket asks again: it may be on its way once more.
+			until(t, "the driver to be reached", func() bool {
+				_, err := r.kubelet.Prepare(t.Context(), named(c))
+				return status.Code(err) != codes.Unavailable
+			})
 			prepared(t, r.kubelet, c)
 			unprepared(t, r.kubelet, c)
 			m.wantNothingLeft(t, r.ledger)
