@@ -32,7 +32,13 @@ func TestTheSocketsComeBackWhateverIsRemoved(t *testing.T) {
 	for name, remove := range map[string]func(dir string) error{
 		"registration socket": func(dir string) error { return os.Remove(filepath.Join(dir, "reg", dradriver.Name+"-reg.sock")) },
 		"plugin's socket":     func(dir string) error { return os.Remove(filepath.Join(dir, "plugin", "dra.sock")) },
-		"plugin's folder":     func(dir string) error { return os.RemoveAll(filepath.Join(dir, "plugin")) },
+		"plugin's folder": func(dir string) error {
+			// A folder that is not there yet is no folder removed.
+			if err := os.Remove(filepath.Join(dir, "plugin", "dra.sock")); err != nil {
+				return err
+			}
+			return os.RemoveAll(filepath.Join(dir, "plugin"))
+		},
 		"what is in plugins_registry": func(dir string) error {
 			return errors.Join(os.RemoveAll(filepath.Join(dir, "reg")), os.Mkdir(filepath.Join(dir, "reg"), 0o755))
 		},
